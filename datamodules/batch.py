@@ -121,7 +121,8 @@ class LabelSpace:
         """1 / p of each known and unseen label, (num_all,) float64: 1 + C (n + B)^-A (Jain et al. 2016)."""
         a, b = self.propensity_a, self.propensity_b
         c = (math.log(max(self.reference_documents, 3)) - 1) * (b + 1) ** a
-        return 1 + c * (torch.tensor(self.reference_counts, dtype=torch.float64) + b) ** -a
+        weights: Tensor = 1 + c * (torch.tensor(self.reference_counts, dtype=torch.float64) + b) ** -a
+        return weights
 
     def frequency_class(self) -> Tensor:
         """0 few (n <= 20), 1 medium (n <= 100), 2 many, for known and unseen labels, (num_all,)."""

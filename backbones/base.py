@@ -1,0 +1,63 @@
+"""What every backbone hands to every head."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from datamodules.batch import Batch, LabelSpace
+from datamodules.errors import UserError
+
+
+@dataclass(frozen=True)
+class Features:
+    """Encoded documents. Padding positions hold zeros and `mask` is False there."""
+
+    tokens: Tensor  # (batch, length, dim); (batch, 0, dim) from a backbone without token states
+    mask: Tensor  # (batch, length) bool
+    pooled: Tensor  # (batch, dim)
+    layers: tuple[Tensor, ...]  # states of every layer, each like `tokens`; layers[-1] is tokens
+
+
+class Backbone(nn.Module, ABC):
+    """Turns token ids into features. Appending padding to a batch changes nothing."""
+
+    dim: int  # width of token states and of the pooled vector
+    num_layers: int = 1
+    has_tokens: bool = True
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> Features: ...
+
+    def load_vectors(self, vectors: Tensor) -> None:
+        """Start from pretrained word vectors (vocab_size, width)."""
+        raise UserError(f"{type(self).__name__} has no word embeddings of its own: leave --data.vectors out")
+
+
+class WordBackbone(Backbone):
+    """A backbone that begins with a table of word vectors."""
+
+    def __init__(self, space: LabelSpace, embed_dim: int, embed_dropout: float, freeze_embedding: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(space.vocab_size, embed_dim, padding_idx=space.pad_id)
+        with torch.no_grad():
+            self.embedding.weight.uniform_(-1, 1)[space.pad_id] = 0
+        self.embedding.weight.requires_grad = not freeze_embedding
+        self.embed_dropout = nn.Dropout(embed_dropout)
+
+    def embed(self, batch: Batch) -> Tensor:
+        """Word vectors (batch, length, embed_dim), zero on padding."""
+        words: Tensor = self.embed_dropout(self.embedding(batch.ids)) * batch.mask.unsqueeze(-1)
+        return words
+
+    @torch.no_grad()
+    def load_vectors(self, vectors: Tensor) -> None:
+        if vectors.shape[1] != self.embedding.embedding_dim:
+            raise UserError(
+                f"the word vectors have {vectors.shape[1]} dimensions, the backbone {self.embedding.embedding_dim}: "
+                f"set --model.backbone.embed_dim={vectors.shape[1]}"
+            )
+        self.embedding.weight.copy_(vectors)

@@ -1,0 +1,117 @@
+"""What a run ends in: one table, `metrics.json`, and the same in W&B."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.loggers import WandbLogger
+from rich.console import Console, Group
+from rich.table import Table
+
+from datamodules.batch import FREQUENCY_CLASSES, LabelSpace
+
+KS = (1, 3, 5)
+RANKING = ("P", "nDCG", "PSP", "PSnDCG", "R", "RP")
+RANGES = {"few": "few, up to 20", "medium": "medium, 21 to 100", "many": "many, over 100", "all": "all"}
+
+
+class RunReport(pl.Callback):
+    """Prints the final table, and keeps it with the run's facts in `metrics.json` and in W&B.
+
+    Args:
+        title: heads every table.
+        facts: what else belongs beside the numbers, such as the name of the corpus.
+        folder: where `metrics.json` goes; nowhere if not given.
+    """
+
+    def __init__(self, title: str, facts: Mapping[str, Any] | None = None, folder: Path | None = None) -> None:
+        self.title, self.facts, self.folder = title, dict(facts or {}), folder
+        self.started: float | None = None
+        self.seconds = 0.0
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.started = time.monotonic()
+        space = pl_module.space
+        assert isinstance(space, LabelSpace)
+        for run in wandb_runs(trainer):
+            import wandb
+
+            run.log({"data/label_frequency": wandb.Histogram(space.counts)})
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.seconds = time.monotonic() - (self.started or time.monotonic())
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn == "validate":  # not the validation within fit
+            self._report(trainer, pl_module, "val")
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._report(trainer, pl_module, "test")
+
+    def _report(self, trainer: pl.Trainer, module: pl.LightningModule, split: str) -> None:
+        if not trainer.is_global_zero:
+            return
+        prefix = f"{split}/"
+        values = trainer.callback_metrics.items()
+        metrics = {name.removeprefix(prefix): float(v) for name, v in values if name.startswith(prefix)}
+        title = f"{self.title}: {'validation' if split == 'val' else split}"
+        facts = self.facts | {
+            "split": split,
+            "seconds": round(self.seconds, 1),
+            "epochs": trainer.current_epoch,
+            "parameters": sum(p.numel() for p in module.parameters()),
+        }
+        Console().print(tables(title, metrics))
+        if self.folder is not None:
+            write_json(self.folder / "metrics.json", facts | {"metrics": metrics})
+        for run in wandb_runs(trainer):
+            import wandb
+
+            rows = [[name, value] for name, value in metrics.items()]
+            run.log({"results": wandb.Table(columns=["metric", title], data=rows)})
+            run.summary.update(facts)
+
+
+def tables(title: str, metrics: Mapping[str, float]) -> Group:
+    """Ranking metrics, then those averaged over labels by how many training documents they have; in percent."""
+    ranking = Table("in %", *(f"@{k}" for k in KS), title=title, title_style="bold")
+    for name in RANKING:
+        ranking.add_row(name, *(percent(metrics[f"{name}@{k}"]) for k in KS))
+    labels = Table("labels by training documents", "measured", "macro P@5", "macro R@5", "macro F@5")
+    for group in (*FREQUENCY_CLASSES, "all"):
+        values = (percent(metrics[f"macro{name}@5/{group}"]) for name in "PRF")
+        labels.add_row(RANGES[group], f"{metrics[f'labels/{group}']:,.0f}", *values)
+    for table in (ranking, labels):
+        for column in table.columns[1:]:
+            column.justify = "right"
+    f1 = {at: [percent(metrics[f"{kind}F1@{at}"]) for kind in ("micro", "macro")] for at in ("0.5", "tuned")}
+    line = "micro-F1 {} and macro-F1 {} at {}"
+    return Group(
+        ranking,
+        labels,
+        line.format(*f1["0.5"], "0.5"),
+        line.format(*f1["tuned"], f"{metrics['threshold']:.3f}, the threshold tuned on validation"),
+    )
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.2f}"
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """All or nothing: a reader never sees half a file."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(json.dumps(content, indent=2) + "\n", "utf8")
+    aside.rename(path)
+
+
+def wandb_runs(trainer: pl.Trainer) -> list[Any]:
+    if not trainer.is_global_zero:
+        return []
+    return [logger.experiment for logger in trainer.loggers if isinstance(logger, WandbLogger)]

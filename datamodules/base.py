@@ -1,0 +1,213 @@
+"""From a corpus to batches: what every datamodule of the zoo shares."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from rich.console import Console
+from rich.panel import Panel
+from torch.utils.data import DataLoader
+
+from datamodules.batch import Batch, LabelSpace
+from datamodules.errors import UserError
+from datamodules.prepare import Corpus, Prepared, Settings, prepare
+from datamodules.progress import is_first_process
+from datamodules.rows import EncodedRows
+from datamodules.sample import SampleCorpus, sample_corpus
+from datamodules.samplers import LengthBatches
+from datamodules.vectors import WordVectors, read_vectors
+
+
+class CorpusMissingError(UserError):
+    """The corpus is neither on disk nor to be downloaded."""
+
+
+class TextDataModule(pl.LightningDataModule, ABC):
+    """Documents with labels, tokenised once and served in batches of like length.
+
+    Args:
+        batch_size: training documents in a batch, for each process.
+        eval_batch_size: documents in a batch of validation and test.
+        tokenizer: `word` for a vocabulary of the training set, or a Hugging Face tokenizer by name or folder.
+        max_length: tokens kept of a document, from its beginning.
+        max_words: size of the word vocabulary at most, by document frequency.
+        vectors: GloVe or word2vec text file to start word embeddings from; also looked for in $ZOO_DATA.
+        val_fraction: share of the training documents to validate on where the corpus has no such split.
+        limit_train: train on so many documents, chosen by a hash of their ids.
+        max_bad_rows: tolerate so many unreadable rows; they are reported.
+        on_missing: `sample` runs on a built-in sample where the corpus or the vectors cannot be had.
+        propensity_a: constant A of the propensity model.
+        propensity_b: constant B of the propensity model.
+        seed: decides splits, limits and the order of batches.
+        num_workers: processes that load batches; 0 is right for most, since batches are cheap.
+        cache_dir: where prepared corpora live; by default $ZOO_CACHE or ~/.cache/xmc-zoo.
+    """
+
+    def __init__(
+        self,
+        batch_size: int = 64,
+        eval_batch_size: int = 256,
+        tokenizer: str = "word",
+        max_length: int = 500,
+        max_words: int = 500_000,
+        vectors: str | None = None,
+        val_fraction: float = 0.1,
+        limit_train: int | None = None,
+        max_bad_rows: int = 0,
+        on_missing: Literal["sample", "error"] = "error",
+        propensity_a: float = 0.55,
+        propensity_b: float = 1.5,
+        seed: int = 0,
+        num_workers: int = 0,
+        cache_dir: str | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0 < val_fraction < 1:
+            raise UserError(f"--data.val_fraction={val_fraction} is not between 0 and 1")
+        if min(batch_size, eval_batch_size, max_length, limit_train or 1) < 1:
+            raise UserError("--data.batch_size, eval_batch_size, max_length and limit_train must be at least 1")
+        self.settings = Settings(tokenizer, max_length, max_words, val_fraction, limit_train, seed)
+        self.batch_size, self.eval_batch_size, self.num_workers = batch_size, eval_batch_size, num_workers
+        self.vectors, self.max_bad_rows, self.on_missing, self.seed = vectors, max_bad_rows, on_missing, seed
+        self.propensity = {"propensity_a": propensity_a, "propensity_b": propensity_b}
+        default = os.environ.get("ZOO_CACHE") or Path.home() / ".cache" / "xmc-zoo"
+        self.cache_dir = Path(cache_dir or default).expanduser()
+
+    @abstractmethod
+    def find_corpus(self) -> Corpus:
+        """The splits, or `CorpusMissingError` with a line that says where it looked and how to get them."""
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        try:
+            return self.find_corpus()
+        except CorpusMissingError as missing:
+            if self.on_missing == "error":
+                raise
+            warn_panel("This run uses the built-in SAMPLE, not the corpus", str(missing))
+            return sample_corpus(SampleCorpus(seed=self.seed))
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        prepared = prepare(self.corpus, self.settings, self.cache_dir)
+        for line in prepared.report:
+            note(f"{self.corpus_name}: {line}")
+        return prepared
+
+    @property
+    def corpus_name(self) -> str:
+        return self.corpus.name
+
+    @property
+    def is_sample(self) -> bool:
+        return self.corpus.is_sample
+
+    @cached_property
+    def space(self) -> LabelSpace:
+        """What models are built from; asking for it prepares the corpus."""
+        space = self.prepared.space
+        space.propensity_a, space.propensity_b = self.propensity["propensity_a"], self.propensity["propensity_b"]
+        return space
+
+    def word_vectors(self) -> WordVectors | None:
+        """Initial word embeddings, read once and kept beside the prepared corpus."""
+        if self.vectors is None:
+            return None
+        found = find_file(self.vectors)
+        if found is None:
+            message = f"no word vectors at {self.vectors}, nor there under $ZOO_DATA"
+            if self.on_missing == "error":
+                raise UserError(f"{message}; leave out --data.vectors to start from random ones")
+            note(f"{message}: word embeddings start from random ones")
+            return None
+        stat = found.stat()
+        cached = self.prepared.folder / f"vectors-{found.name}-{stat.st_size}-{stat.st_mtime_ns}.npz"
+        if not cached.exists():
+            vocabulary = self.prepared.vocabulary
+            read = read_vectors(found, vocabulary.words(), vocabulary.size, vocabulary.pad_id, self.seed)
+            aside = cached.with_name(f".{cached.stem}.{os.getpid()}.npz")
+            np.savez(aside, matrix=read.matrix.numpy(), coverage=read.coverage)
+            aside.rename(cached)
+        stored = np.load(cached)
+        vectors = WordVectors(torch.from_numpy(stored["matrix"]), float(stored["coverage"]))
+        note(f"{found.name}: vectors for {vectors.coverage:.1%} of the {self.space.vocab_size:,} words")
+        return vectors
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        rows = self._rows("train")
+        epoch = skip = 0
+        if self.trainer is not None:
+            # The sampler is given its place when it is built: with worker processes Lightning's own call comes
+            # after they have begun to read, and nobody else skips what was seen before a resume inside an epoch.
+            loop = self.trainer.fit_loop
+            epoch = loop.epoch_progress.current.processed  # type: ignore[attr-defined]
+            skip = loop.epoch_loop.batch_progress.current.ready if loop.restarting else 0
+        return self._loader(rows, self._sampler(rows, self.batch_size, shuffle=True, epoch=epoch, skip=skip))
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        return self._eval_loader("val")
+
+    def test_dataloader(self) -> DataLoader[Batch]:
+        return self._eval_loader("test")
+
+    def _eval_loader(self, split: str) -> DataLoader[Batch]:
+        rows = self._rows(split)
+        return self._loader(rows, self._sampler(rows, self.eval_batch_size))
+
+    def _rows(self, split: str) -> EncodedRows:
+        rows = self.prepared.rows(split)
+        if not len(rows):
+            raise UserError(f"{self.corpus_name}: there are no {split} documents; give them with --data.{split}")
+        return rows
+
+    def _sampler(
+        self, rows: EncodedRows, batch_size: int, shuffle: bool = False, epoch: int = 0, skip: int = 0
+    ) -> LengthBatches:
+        rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        return LengthBatches(
+            rows.lengths,
+            batch_size,
+            shuffle=shuffle,
+            seed=self.seed,
+            rank=rank,
+            world=world,
+            epoch=epoch,
+            skip=skip,
+        )
+
+    def _loader(self, rows: EncodedRows, sampler: LengthBatches) -> DataLoader[Batch]:
+        return DataLoader(
+            rows,
+            sampler=sampler,
+            batch_size=None,  # the sampler yields whole batches, the rows collate them
+            num_workers=self.num_workers,
+            pin_memory=torch.cuda.is_available(),
+            # of its own: otherwise each new iterator draws from the global state, and a resumed run makes one fewer
+            generator=torch.Generator().manual_seed(self.seed),
+        )
+
+
+def find_file(path: str) -> Path | None:
+    """The path as given, or under $ZOO_DATA."""
+    places = [Path(path).expanduser()]
+    if root := os.environ.get("ZOO_DATA"):
+        places.append(Path(root).expanduser() / path)
+    return next((place for place in places if place.is_file()), None)
+
+
+def note(line: str) -> None:
+    """A line for the person at the terminal, from the first process only."""
+    if is_first_process():
+        Console(stderr=True).print(f"[dim]·[/] {line}", highlight=False, soft_wrap=True)
+
+
+def warn_panel(title: str, text: str) -> None:
+    if is_first_process():
+        Console(stderr=True).print(Panel(text, title=title, style="bold yellow"))

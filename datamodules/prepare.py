@@ -1,0 +1,238 @@
+"""A corpus becomes encoded rows, a vocabulary and a label space: once, into a cache keyed by content and settings."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from filelock import FileLock
+
+from datamodules.batch import LabelSpace
+from datamodules.errors import UserError
+from datamodules.progress import progress_bar
+from datamodules.readers import Document
+from datamodules.rows import CHUNK, EncodedRow, EncodedRows, RowWriter
+from datamodules.vocab import Vocabulary, build_words, load_pretrained
+
+VERSION = 1  # raise it when what is written changes
+SPLITS = ("train", "val", "test")
+
+
+class Source(Protocol):
+    """Documents of one split, readable more than once."""
+
+    size: int  # what the increments of `progress` add up to
+
+    def read(self, progress: Callable[[int], None]) -> Iterator[Document]: ...
+
+    def fingerprint(self) -> str: ...
+
+    def report(self) -> list[str]: ...
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Named splits. Without `val`, part of `train` is split off."""
+
+    name: str
+    sources: dict[str, Source]
+    is_sample: bool = False
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What shapes the cached rows, and so belongs to their key."""
+
+    tokenizer: str = "word"
+    max_length: int = 500
+    max_words: int = 500_000
+    val_fraction: float = 0.1
+    limit_train: int | None = None
+    seed: int = 0
+
+
+@dataclass
+class Prepared:
+    """A cache folder: encoded rows of each split, the vocabulary, and the facts of a label space."""
+
+    folder: Path
+    vocabulary: Vocabulary
+    space: LabelSpace
+    report: list[str] = field(default_factory=list)  # what a person should know of the corpus
+
+    def rows(self, split: str) -> EncodedRows:
+        return EncodedRows(self.folder / f"{split}.arrow", self.space.pad_id)
+
+
+def prepare(corpus: Corpus, settings: Settings, cache: Path) -> Prepared:
+    """Take the corpus from the cache, or put it there; safe for any number of processes at once."""
+    pretrained = None
+    if settings.tokenizer != "word":
+        pretrained = load_pretrained(settings.tokenizer, settings.max_length)
+    folder = cache / f"{corpus.name}-{_key(corpus, settings, pretrained)}"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_suffix(".lock")):
+            if not folder.exists():
+                _write(folder, corpus, settings, pretrained)
+    except OSError as error:
+        what = "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror or error)
+        raise UserError(f"cannot write the cache {cache}: {what}; choose another with --data.cache_dir") from error
+    facts = json.loads((folder / "facts.json").read_text("utf8"))
+    vocabulary = Vocabulary.from_text((folder / "tokenizer.json").read_text("utf8"), settings.max_length)
+    return Prepared(folder, vocabulary, LabelSpace(**facts["space"]), facts["report"])
+
+
+def _key(corpus: Corpus, settings: Settings, pretrained: Vocabulary | None) -> str:
+    parts = [VERSION, asdict(settings), {name: source.fingerprint() for name, source in corpus.sources.items()}]
+    if pretrained is not None:
+        parts.append(hashlib.blake2b(pretrained.to_text().encode()).hexdigest())
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _write(folder: Path, corpus: Corpus, settings: Settings, pretrained: Vocabulary | None) -> None:
+    """Build in a folder aside and rename it: under the final name there is all or nothing."""
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    try:
+        _Preparation(corpus, settings, pretrained, aside).run()
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+class _Preparation:
+    """Two readings: the training documents give vocabulary and labels, then every split is encoded."""
+
+    def __init__(self, corpus: Corpus, settings: Settings, pretrained: Vocabulary | None, folder: Path) -> None:
+        self.corpus, self.settings, self.folder, self.pretrained = corpus, settings, folder, pretrained
+        self.splits_train = "val" not in corpus.sources
+        self.train_limit = 2**64 - 1  # largest hash of a training document that is kept
+        self.facts = Counter[str]()
+
+    def run(self) -> None:
+        limited = self.settings.limit_train is not None
+        size = sum(source.size for source in self.corpus.sources.values())
+        with progress_bar(f"Preparing {self.corpus.name}") as bar:
+            self.advance = bar(size + self.corpus.sources["train"].size * (1 + limited))
+            if limited:
+                self._find_limit()
+            vocabulary, space = self._learn()
+            self._encode(vocabulary, space)
+        report = self._report(space) + [line for s in self.corpus.sources.values() for line in s.report()]
+        (self.folder / "tokenizer.json").write_text(vocabulary.to_text(), "utf8")
+        (self.folder / "facts.json").write_text(json.dumps({"space": asdict(space), "report": report}), "utf8")
+
+    def _documents(self, source: str) -> Iterator[tuple[str, Document]]:
+        """Each document with the split it belongs to; "" means that it is left out."""
+        for number, document in enumerate(self.corpus.sources[source].read(self.advance), 1):
+            yield self._split_of(source, document, document.id or f"row-{number}"), document
+
+    def _split_of(self, source: str, document: Document, key: str) -> str:
+        if source != "train":
+            return source
+        if self.splits_train and self._hash("val", key) < self.settings.val_fraction * 2**64:
+            return "val"
+        return "train" if document.labels and self._hash("limit", key) <= self.train_limit else ""
+
+    def _hash(self, purpose: str, key: str) -> int:
+        text = f"{purpose} {self.settings.seed} {key}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
+
+    def _find_limit(self) -> None:
+        """`limit_train` documents are those with the smallest hashes: the same ones wherever they stand."""
+        hashes = []
+        for number, document in enumerate(self.corpus.sources["train"].read(self.advance), 1):
+            key = document.id or f"row-{number}"
+            if self._split_of("train", document, key) == "train":
+                hashes.append(self._hash("limit", key))
+        limit = self.settings.limit_train or 0
+        if limit < len(hashes):
+            self.train_limit = int(np.sort(np.array(hashes, dtype=np.uint64))[limit - 1])
+
+    def _learn(self) -> tuple[Vocabulary, LabelSpace]:
+        counts, reference, sizes = Counter[str](), Counter[str](), Counter[str]()
+
+        def training_texts() -> Iterator[str]:
+            for split, document in self._documents("train"):
+                sizes[split] += 1
+                if split:
+                    reference.update(document.labels)
+                if split == "train":
+                    counts.update(document.labels)
+                    yield document.text
+
+        if self.pretrained is None:
+            vocabulary = build_words(training_texts(), self.settings.max_words, self.settings.max_length)
+        else:
+            vocabulary = self.pretrained
+            for _ in training_texts():
+                continue
+        if not sizes["train"]:
+            raise UserError(
+                f"{self.corpus.name}: no training document has a label; check the files and --data.label_column"
+            )
+        names = sorted(counts, key=lambda name: (-counts[name], name))
+        unseen = sorted(set(reference) - set(names))
+        return vocabulary, LabelSpace(
+            names=names,
+            counts=[counts[name] for name in names],
+            num_documents=sizes["train"],
+            vocab_size=vocabulary.size,
+            pad_id=vocabulary.pad_id,
+            unseen=unseen,
+            reference_counts=[reference[name] for name in names + unseen],
+            reference_documents=sizes["train"] + sizes["val"],
+        )
+
+    def _encode(self, vocabulary: Vocabulary, space: LabelSpace) -> None:
+        numbers = {name: i for i, name in enumerate(space.names + space.unseen)}
+        self.seen_ids: dict[str, list[int]] = {split: [] for split in SPLITS}
+        with ExitStack() as stack:
+            writers = {s: stack.enter_context(RowWriter(self.folder / f"{s}.arrow")) for s in SPLITS}
+            for source in self.corpus.sources:
+                documents = self._documents(source)
+                while chunk := list(islice(documents, CHUNK)):
+                    for (split, document), tokens in zip(
+                        chunk, vocabulary.encode([d.text for _, d in chunk]), strict=True
+                    ):
+                        self._count(split, document)
+                        if split:
+                            labels = sorted({numbers.setdefault(name, len(numbers)) for name in document.labels})
+                            writers[split].write(EncodedRow(document.id, tokens, labels))
+        space.unseen = list(numbers)[space.num_labels :]
+        space.reference_counts += [0] * (space.num_all - len(space.reference_counts))
+
+    def _count(self, split: str, document: Document) -> None:
+        self.facts[split] += 1
+        self.facts["empty"] += not document.text.strip()
+        self.facts["unlabelled"] += not document.labels and split in ("", "train")
+        if split and document.id:
+            self.seen_ids[split].append(self._hash("id", document.id))
+
+    def _report(self, space: LabelSpace) -> list[str]:
+        """Lines for a person; nothing that would change results stays unsaid."""
+        lines = []
+        if self.facts["unlabelled"]:
+            lines.append(f"{self.facts['unlabelled']:,} training documents without labels were left out")
+        if self.facts["empty"]:
+            lines.append(f"{self.facts['empty']:,} documents have no text")
+        if space.unseen:
+            lines.append(f"{len(space.unseen):,} labels occur in no training document: each counts as a miss")
+        for one, other in (("train", "val"), ("train", "test"), ("val", "test")):
+            both = np.intersect1d(np.array(self.seen_ids[one]), np.array(self.seen_ids[other]))
+            if len(both):
+                lines.append(f"{len(both):,} ids occur both in {one} and in {other}")
+        return lines

@@ -1,0 +1,34 @@
+"""One look for every progress bar, on the first process only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+def is_first_process() -> bool:
+    """True unless a launcher made this process as another rank."""
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"))
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[float | None], Callable[[float], None]]]:
+    """`with progress_bar("Reading") as bar: advance = bar(total)`, then `advance(amount)`; written to stderr."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(
+        *columns,
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not is_first_process(),
+    ) as progress:
+
+        def start(total: float | None) -> Callable[[float], None]:
+            task = progress.add_task(title, total=total)
+            return lambda amount: progress.advance(task, amount)
+
+        yield start

@@ -1,0 +1,106 @@
+"""Encoded documents on disk: an Arrow file that is mapped into memory and never read as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from datamodules.batch import Batch, Targets
+
+CHUNK = 1024  # rows in a record batch: row i is in batch i // CHUNK
+SCHEMA = pa.schema({"id": pa.string(), "tokens": pa.list_(pa.int32()), "labels": pa.list_(pa.int32())})
+
+
+class EncodedRow(NamedTuple):
+    id: str
+    tokens: list[int]
+    labels: list[int]
+
+
+class RowWriter:
+    """Writes encoded documents as they come, in record batches of exactly CHUNK rows but for the last."""
+
+    def __init__(self, path: Path) -> None:
+        self._sink = pa.OSFile(str(path), "wb")
+        self._writer = pa.ipc.new_file(self._sink, SCHEMA)
+        self._waiting: list[EncodedRow] = []
+
+    def __enter__(self) -> RowWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._flush()
+        self._writer.close()
+        self._sink.close()
+
+    def write(self, row: EncodedRow) -> None:
+        self._waiting.append(row)
+        if len(self._waiting) == CHUNK:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            self._writer.write_batch(pa.record_batch(list(zip(*self._waiting, strict=True)), schema=SCHEMA))
+            self._waiting = []
+
+
+class _Lists(NamedTuple):
+    """A list column of one record batch: item i is values[offsets[i]:offsets[i + 1]], mapped, not copied."""
+
+    offsets: np.ndarray
+    values: np.ndarray
+
+    def __getitem__(self, i: int) -> np.ndarray:  # type: ignore[override]
+        return self.values[self.offsets[i] : self.offsets[i + 1]]
+
+
+class EncodedRows(Dataset[Batch]):
+    """Documents of one split; `rows[[3, 5, ~7]]` is a padded batch, its last row marked as not to be counted."""
+
+    def __init__(self, path: Path, pad_id: int) -> None:
+        self.path, self.pad_id = path, pad_id
+        self._file = pa.ipc.open_file(pa.memory_map(str(path)))
+        batches = [self._file.get_batch(i) for i in range(self._file.num_record_batches)]
+        self._tokens = [_lists(batch.column("tokens")) for batch in batches]
+        self._labels = [_lists(batch.column("labels")) for batch in batches]
+        self.lengths = np.concatenate([np.diff(t.offsets) for t in self._tokens] or [np.zeros(0, dtype=np.int64)])
+
+    def __reduce__(self) -> tuple[type[EncodedRows], tuple[Path, int]]:
+        return EncodedRows, (self.path, self.pad_id)  # a worker process maps the file anew
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def ids(self) -> Iterator[str]:
+        """The documents' own ids, in order."""
+        for i in range(self._file.num_record_batches):
+            yield from self._file.get_batch(i).column("id").to_pylist()
+
+    def __getitem__(self, rows: list[int]) -> Batch:
+        places = [row if row >= 0 else ~row for row in rows]
+        tokens = [self._tokens[p // CHUNK][p % CHUNK] for p in places]
+        labels = [self._labels[p // CHUNK][p % CHUNK] for p in places]
+        ids, mask = pad(tokens, self.pad_id)
+        indptr = torch.tensor([0, *map(len, labels)]).cumsum(0)
+        indices = torch.from_numpy(np.concatenate(labels).astype(np.int64))
+        return Batch(ids, mask, Targets(indptr, indices), torch.tensor([max(row, -1) for row in rows]))
+
+
+def pad(tokens: list[np.ndarray], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Token ids as one (batch, length) tensor, and the mask of real tokens."""
+    lengths = np.array([len(t) for t in tokens])
+    ids = np.full((len(tokens), lengths.max()), pad_id, dtype=np.int64)
+    mask = np.arange(ids.shape[1]) < lengths[:, None]
+    ids[mask] = np.concatenate(tokens)
+    return torch.from_numpy(ids), torch.from_numpy(mask)
+
+
+def _lists(column: pa.ListArray) -> _Lists:
+    return _Lists(column.offsets.to_numpy().astype(np.int64), column.values.to_numpy())

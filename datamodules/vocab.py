@@ -1,0 +1,79 @@
+"""Text to token ids: a word-level vocabulary of the training set, or any Hugging Face tokenizer."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.normalizers import NFKC, Lowercase, Sequence
+from tokenizers.pre_tokenizers import Split
+
+from datamodules.errors import UserError
+
+PAD, UNK = "[PAD]", "[UNK]"
+# What the encoder families call them: word level and BERT, RoBERTa and XLNet and ALBERT, ModernBERT
+PAD_TOKENS = (PAD, "<pad>", "<PAD>", "<|padding|>")
+UNK_TOKENS = (UNK, "<unk>", "<|unknown|>")
+
+# A word is a run of letters and digits. The two patterns match the same words (a test compares them): Python's counts
+# five times as fast as the tokenizer splits, the tokenizer's is what a checkpoint carries.
+WORD = re.compile(r"[^\W_]+")
+TOKENIZER_WORD = Regex(r"[\p{L}\p{N}]+")
+
+
+class Vocabulary:
+    """A `tokenizers.Tokenizer` that truncates, with its padding id; one JSON text holds all of it."""
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
+        self.tokenizer, self.max_length = tokenizer, max_length
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(max_length)  # before the special tokens are added: the end token stays
+        self.size: int = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self.pad_id = next((i for t in PAD_TOKENS if (i := tokenizer.token_to_id(t)) is not None), 0)
+        self.unk_id = next((i for t in UNK_TOKENS if (i := tokenizer.token_to_id(t)) is not None), 0)
+
+    @classmethod
+    def from_text(cls, text: str, max_length: int) -> Vocabulary:
+        return cls(Tokenizer.from_str(text), max_length)
+
+    def to_text(self) -> str:
+        return str(self.tokenizer.to_str())
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of each text, never empty; runs on all cores."""
+        return [e.ids or [self.unk_id] for e in self.tokenizer.encode_batch_fast(texts)]
+
+    def words(self) -> dict[str, int]:
+        return dict(self.tokenizer.get_vocab(with_added_tokens=True))
+
+
+def build_words(texts: Iterable[str], max_words: int, max_length: int) -> Vocabulary:
+    """Lower-cased words by falling document frequency (ties by alphabet); PAD is 0, UNK is 1."""
+    documents = Counter[str]()
+    for text in texts:
+        documents.update(set(WORD.findall(unicodedata.normalize("NFKC", text).lower())))
+    ranked = sorted(documents, key=lambda word: (-documents[word], word))[: max(max_words - 2, 0)]
+    tokenizer = Tokenizer(WordLevel({PAD: 0, UNK: 1} | {w: i for i, w in enumerate(ranked, 2)}, unk_token=UNK))
+    tokenizer.normalizer = Sequence([NFKC(), Lowercase()])
+    tokenizer.pre_tokenizer = Split(TOKENIZER_WORD, "removed", invert=True)
+    return Vocabulary(tokenizer, max_length)
+
+
+def load_pretrained(name: str, max_length: int) -> Vocabulary:
+    """The tokenizer of a Hugging Face model, by name or local folder."""
+    from transformers import AutoTokenizer  # takes seconds to import
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"no tokenizer {name!r}: {reason}; give a local folder with --data.tokenizer, or 'word'"
+        ) from error
+    if not tokenizer.is_fast:
+        raise UserError(f"{name!r} has no fast tokenizer: choose a model that has a tokenizer.json")
+    return Vocabulary(tokenizer.backend_tokenizer, max_length)

@@ -1,0 +1,136 @@
+"""The one LightningModule: a backbone under a head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor
+
+from backbones import Backbone, Features
+from datamodules import Batch, LabelSpace, TextDataModule
+from datamodules.errors import UserError
+from datamodules.vocab import Vocabulary
+from heads import Head, Ranking
+from zoo.metrics import RankingMetrics
+
+
+class ZooModule(pl.LightningModule):
+    """Trains a head on a backbone, and measures its rankings.
+
+    Args:
+        space: facts of the corpus; comes from the datamodule.
+        backbone: encoder of documents.
+        head: what scores labels.
+        optimizer: made anew for the trainable parameters.
+        lr_scheduler: stepped after each epoch.
+        depth: how many labels of a document are ranked for the metrics; F1 counts what is among them.
+    """
+
+    def __init__(
+        self,
+        space: LabelSpace,
+        backbone: Callable[[LabelSpace], Backbone],
+        head: Callable[[int, LabelSpace], Head],
+        optimizer: OptimizerCallable = torch.optim.Adam,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        depth: int = 100,
+    ) -> None:
+        super().__init__()
+        self.space, self.depth = space, depth
+        self.backbone = backbone(space)
+        self.head = head(self.backbone.dim, space)
+        if self.head.needs_tokens and not self.backbone.has_tokens:
+            raise UserError(
+                f"{type(self.head).__name__} reads token states and {type(self.backbone).__name__} has none: "
+                "choose another backbone with --model.backbone"
+            )
+        self.make_optimizer, self.make_scheduler = optimizer, lr_scheduler
+        self.val_metrics, self.test_metrics = RankingMetrics(space), RankingMetrics(space)
+        self.stage = "train"
+        # What a checkpoint carries beside weights, so that it can be rebuilt from the file alone.
+        self.config_text: str | None = None
+        self.vocabulary: Vocabulary | None = None
+
+    @property
+    def threshold(self) -> float:
+        """The score above which a label is best called true, as measured on validation documents."""
+        return float(self.test_metrics.tuned_threshold)
+
+    def forward(self, batch: Batch) -> Features:
+        features: Features = self.backbone(batch)
+        return features
+
+    def setup(self, stage: str) -> None:
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        if isinstance(data, TextDataModule):
+            self.vocabulary = data.prepared.vocabulary
+            if stage == "fit" and (vectors := data.word_vectors()) is not None:
+                self.backbone.load_vectors(vectors.matrix)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        terms = self.head.loss(self(batch), batch.targets, self.stage)
+        for name, value in terms.items():
+            self.log(f"train/{name}", value.detach(), on_step=True, on_epoch=True, batch_size=len(batch))
+        return terms["loss"]
+
+    def rank(self, batch: Batch, k: int) -> Ranking:
+        """The k best labels of each document."""
+        return self.head.rank(self(batch), k)
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self._measure(self.val_metrics, batch)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self._measure(self.test_metrics, batch)
+
+    def _measure(self, metrics: RankingMetrics, batch: Batch) -> None:
+        ranking = self.rank(batch, min(self.depth, self.space.num_labels))
+        metrics.update(ranking.scores, ranking.labels, batch.targets, counted=batch.rows >= 0)
+
+    def on_validation_epoch_end(self) -> None:
+        values = self.val_metrics.compute()
+        bars = {"nDCG@5", "P@1"}
+        for name, value in values.items():
+            if "/bin" not in name:
+                self.log(f"val/{name}", value.float(), prog_bar=name in bars)
+        if not self.trainer.sanity_checking:
+            threshold = self.val_metrics.best_threshold()
+            self.log("val/threshold", threshold)
+            self.val_metrics.tuned_threshold.fill_(threshold)
+            self.test_metrics.tuned_threshold.fill_(threshold)
+        self.val_metrics.reset()
+
+    def on_test_epoch_end(self) -> None:
+        self.log_dict({f"test/{name}": value.float() for name, value in self.test_metrics.compute().items()})
+        self.log("test/threshold", self.threshold)
+        self.test_metrics.reset()
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.make_optimizer([p for p in self.parameters() if p.requires_grad])
+        if self.make_scheduler is None:
+            return optimizer
+        return [optimizer], [self.make_scheduler(optimizer)]
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        # plain values only: the file must open with torch.load(weights_only=True)
+        vocabulary = self.vocabulary
+        checkpoint["zoo"] = {
+            "config": self.config_text,
+            "space": asdict(self.space),
+            "tokenizer": vocabulary.to_text() if vocabulary else None,
+            "max_length": vocabulary.max_length if vocabulary else None,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if "zoo" not in checkpoint:
+            raise UserError("this checkpoint was not written by zoo fit")
+        stored = checkpoint["zoo"]
+        if stored["space"]["names"] != self.space.names:
+            raise UserError("the checkpoint was trained on other labels: give it the corpus that it was trained on")
+        if self.vocabulary and stored["tokenizer"] != self.vocabulary.to_text():
+            raise UserError("the checkpoint was trained with another vocabulary: give it its own corpus and tokenizer")

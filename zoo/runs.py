@@ -1,0 +1,113 @@
+"""Where a run lives, and what it logs to."""
+
+from __future__ import annotations
+
+import netrc
+import os
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
+
+from datamodules.base import note
+from datamodules.progress import is_first_process
+
+FOLDER_VARIABLE = "ZOO_RUN_FOLDER"  # tells the processes that a launcher starts where the first one writes
+
+
+@dataclass
+class WandbSettings:
+    """Weights & Biases.
+
+    Args:
+        mode: `auto` is online with an API key and offline without one.
+        project: where runs go.
+        entity: user or team, the account's default if not given.
+        tags: for the run.
+    """
+
+    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    project: str = "xmc-zoo"
+    entity: str | None = None
+    tags: list[str] = field(default_factory=list)
+
+
+def run_folder(root: str, experiment: str, is_sample: bool) -> Path:
+    """A new folder `<root>/<experiment>/<time>`, the same one for all processes of a run."""
+    if inherited := os.environ.get(FOLDER_VARIABLE):
+        return Path(inherited)
+    time = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    wanted = Path(root) / experiment / (f"{time}-sample" if is_sample else time)
+    folder, number = wanted, 2
+    while folder.exists():  # two runs in one second
+        folder, number = wanted.with_name(f"{wanted.name}-{number}"), number + 1
+    if is_first_process():
+        folder.mkdir(parents=True)
+    os.environ[FOLDER_VARIABLE] = str(folder)
+    return folder
+
+
+def make_loggers(folder: Path, name: str, settings: WandbSettings) -> list[Logger]:
+    """csv files always; W&B unless it is disabled or fails to start."""
+    csv = CSVLogger(folder, name="", version="")
+    _ = csv.experiment  # opened while the folder is empty: it warns otherwise
+    loggers: list[Logger] = [csv]
+    mode = wandb_mode(settings)
+    if mode != "disabled" and is_first_process():
+        try:
+            loggers.append(start_wandb(folder, name, settings, mode))
+        except Exception as error:  # a run of hours must not die of its logbook
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            if mode == "online":
+                note(f"W&B: {reason}; logging offline instead")
+                return make_loggers(folder, name, WandbSettings("offline", settings.project))
+            note(f"W&B is left out: {reason}")
+    elif mode != "disabled":
+        loggers.append(WandbLogger(name=name, save_dir=folder, project=settings.project, offline=True))
+    return loggers
+
+
+def start_wandb(folder: Path, name: str, settings: WandbSettings, mode: str) -> WandbLogger:
+    import wandb
+
+    os.environ["WANDB_MODE"] = mode  # decided here: W&B itself would ask
+    logger = WandbLogger(
+        name=name,
+        save_dir=folder,
+        project=settings.project,
+        entity=settings.entity,
+        tags=settings.tags,
+        offline=mode == "offline",
+        settings=wandb.Settings(silent=True, console="off", init_timeout=20),
+    )
+    logger._wandb_init.pop("anonymous", None)  # W&B warns of this setting, which Lightning always passes
+    run: Any = logger.experiment
+    if mode == "offline":
+        why = "no API key" if settings.mode == "auto" else "as asked"
+        note(f"W&B: offline ({why}); upload with: wandb sync {Path(run.dir).parent}")
+    else:
+        note(f"W&B: {run.url}")
+    return logger
+
+
+def wandb_mode(settings: WandbSettings) -> str:
+    """`auto`, made definite."""
+    if settings.mode != "auto":
+        return settings.mode
+    wanted = os.environ.get("WANDB_MODE", "")
+    if wanted in ("offline", "disabled"):
+        return wanted
+    return "online" if has_api_key() else "offline"
+
+
+def has_api_key() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
