@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 from pytorch_lightning.loggers import WandbLogger
 from rich.console import Console, Group
@@ -42,7 +43,8 @@ class RunReport(pl.Callback):
         for run in wandb_runs(trainer):
             import wandb
 
-            run.log({"data/label_frequency": wandb.Histogram(space.counts)})
+            bins = 2.0 ** np.arange(max(space.counts).bit_length() + 1)  # a long tail needs a logarithmic axis
+            run.log({"data/label_frequency": wandb.Histogram(np_histogram=np.histogram(space.counts, bins))})
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.seconds = time.monotonic() - (self.started or time.monotonic())
@@ -80,7 +82,7 @@ class RunReport(pl.Callback):
 
 def tables(title: str, metrics: Mapping[str, float]) -> Group:
     """Ranking metrics, then those averaged over labels by how many training documents they have; in percent."""
-    ranking = Table("in %", *(f"@{k}" for k in KS), title=title, title_style="bold")
+    ranking = Table("in %", *(f"@{k}" for k in KS))
     for name in RANKING:
         ranking.add_row(name, *(percent(metrics[f"{name}@{k}"]) for k in KS))
     labels = Table("labels by training documents", "measured", "macro P@5", "macro R@5", "macro F@5")
@@ -93,6 +95,7 @@ def tables(title: str, metrics: Mapping[str, float]) -> Group:
     f1 = {at: [percent(metrics[f"{kind}F1@{at}"]) for kind in ("micro", "macro")] for at in ("0.5", "tuned")}
     line = "micro-F1 {} and macro-F1 {} at {}"
     return Group(
+        f"\n[bold]{title}[/]",
         ranking,
         labels,
         line.format(*f1["0.5"], "0.5"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from argparse import ArgumentError
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise UserError(f"no such checkpoint: {path}")
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # what unpickling raises depends on where the damage is
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"{path} is not a checkpoint, or is damaged: {reason}") from error
     if not isinstance(content, dict) or "zoo" not in content:
         raise UserError(f"{path} was not written by zoo fit")

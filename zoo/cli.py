@@ -26,17 +26,14 @@ from zoo.checkpoint import read_checkpoint
 from zoo.module import ZooModule
 from zoo.parser import OneLineParser, check_top_level, fail
 from zoo.predict import predict
-from zoo.runs import WandbSettings, make_loggers, run_folder
+from zoo.runs import WandbSettings, close_run, make_loggers, run_folder
 
 VERBS: dict[str, Callable[..., None]] = {"predict": predict, "list": list_parts}
 TRAINER_DEFAULTS = {"use_distributed_sampler": False}  # the zoo's own sampler shares rows among ranks
-CHECKPOINT_DEFAULTS = {
-    "monitor": "val/nDCG@5",
-    "mode": "max",
-    "filename": "best",
-    "save_last": True,
-    "auto_insert_metric_name": False,
-    "enable_version_counter": False,
+# Two files: Lightning's own `save_last` writes only when there is a new best.
+CHECKPOINTS: dict[str, dict[str, Any]] = {
+    "best": {"monitor": "val/nDCG@5", "mode": "max", "filename": "best", "enable_version_counter": False},
+    "last": {"filename": "last", "enable_version_counter": False},
 }
 
 
@@ -48,13 +45,14 @@ class ZooCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        skipped = {"model", "dataloaders", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"}
-        return dict.fromkeys(("fit", "validate", "test"), skipped)
+        loaders = {"dataloaders", "train_dataloaders", "val_dataloaders"}
+        return dict.fromkeys(("fit", "validate", "test"), loaders | {"model", "datamodule", "verbose", "weights_only"})
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("data.space", "model.space", apply_on="instantiate")
-        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
-        parser.set_defaults({f"checkpoint.{name}": value for name, value in CHECKPOINT_DEFAULTS.items()})
+        for file, defaults in CHECKPOINTS.items():
+            parser.add_lightning_class_args(ModelCheckpoint, file)
+            parser.set_defaults({f"{file}.{name}": value for name, value in defaults.items()})
         parser.add_class_arguments(WandbSettings, "wandb")
         parser.add_argument("--runs", type=str, default="runs", help="Folder for run folders.")
         parser.add_argument("--name", type=str, default="", help="Name of the experiment; by default its file's.")
@@ -72,6 +70,11 @@ class ZooCLI(LightningCLI):
     def experiment(self) -> str:
         files = self._get(self.config, "config") or []
         return self._get(self.config, "name") or (Path(str(files[-1])).stem if files else "run")
+
+    def before_instantiate_classes(self) -> None:
+        path = self._get(self.config, "ckpt_path")
+        if path not in (None, "best", "last") and not Path(path).is_file():
+            raise UserError(f"no such checkpoint: {path}")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The corpus is known by now: a run on the sample says so in its folder, its name and its tables."""
@@ -110,8 +113,7 @@ class ZooCLI(LightningCLI):
     def after_fit(self) -> None:
         if not self._get(self.config, "final_test"):
             return
-        checkpoint = self.trainer.checkpoint_callback
-        best = getattr(checkpoint, "best_model_path", "") or None
+        best = self._get(self.config_init, "best").best_model_path or None
         has_test = len(self.datamodule.prepared.rows("test")) > 0
         evaluate = self.trainer.test if has_test else self.trainer.validate
         evaluate(self.model, datamodule=self.datamodule, ckpt_path=best, verbose=False, weights_only=True)
@@ -156,27 +158,41 @@ def run(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         if argv[:1] in (["validate"], ["test"]):
             argv = from_checkpoint(argv, folder)
-        ZooCLI(
-            ZooModule,
-            TextDataModule,
-            subclass_mode_data=True,
-            parser_class=OneLineParser,
-            trainer_defaults=dict(TRAINER_DEFAULTS),
-            seed_everything_default=0,
-            auto_configure_optimizers=False,
-            save_config_callback=None,
-            load_from_checkpoint_support=False,
-            args=argv,
-        )
+        try:
+            ZooCLI(
+                ZooModule,
+                TextDataModule,
+                subclass_mode_data=True,
+                parser_class=OneLineParser,
+                trainer_defaults=dict(TRAINER_DEFAULTS),
+                seed_everything_default=0,
+                auto_configure_optimizers=False,
+                save_config_callback=None,
+                load_from_checkpoint_support=False,
+                args=argv,
+            )
+        finally:
+            close_run()
 
 
 def main(args: list[str] | None = None) -> None:
     """What a person can put right ends in one line and exit code 2."""
     try:
         run(list(sys.argv[1:] if args is None else args))
-    except UserError as error:
-        fail(str(error))
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
+    except Exception as error:
+        if (message := explain(error)) is None:
             raise
-        fail(f"the disk is full: {error.filename or 'free some space'}; checkpoints written before are whole")
+        fail(message)
+
+
+def explain(error: BaseException | None) -> str | None:
+    """The line for a person, if this error or one behind it (jsonargparse wraps them) is a person's to mend."""
+    while error is not None:
+        if isinstance(error, UserError):
+            return " ".join(str(error).split())
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            return (
+                f"the disk is full ({error.filename or 'no file named'}): free some space; older checkpoints are whole"
+            )
+        error = error.__cause__ or error.__context__
+    return None

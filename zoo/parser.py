@@ -20,6 +20,10 @@ HINT = "see `python -m zoo list` for what there is, and add --help for every key
 class OneLineParser(LightningArgumentParser):
     """Prints what is wrong without the usage text, and exits with code 2."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # No abbreviations: a misspelt key must not pass for another.
+        super().__init__(*args, **{"allow_abbrev": False} | kwargs)
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         fail(condense(message))
 

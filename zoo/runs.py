@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import netrc
 import os
+import sys
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -66,21 +67,20 @@ def make_loggers(folder: Path, name: str, settings: WandbSettings) -> list[Logge
                 return make_loggers(folder, name, WandbSettings("offline", settings.project))
             note(f"W&B is left out: {reason}")
     elif mode != "disabled":
-        loggers.append(WandbLogger(name=name, save_dir=folder, project=settings.project, offline=True))
+        loggers.append(WandbLogger(name=name, save_dir=folder, project=settings.project))  # of another rank: idle
     return loggers
 
 
 def start_wandb(folder: Path, name: str, settings: WandbSettings, mode: str) -> WandbLogger:
     import wandb
 
-    os.environ["WANDB_MODE"] = mode  # decided here: W&B itself would ask
     logger = WandbLogger(
         name=name,
         save_dir=folder,
         project=settings.project,
         entity=settings.entity,
         tags=settings.tags,
-        offline=mode == "offline",
+        mode=mode,  # decided here: W&B itself would ask
         settings=wandb.Settings(silent=True, console="off", init_timeout=20),
     )
     logger._wandb_init.pop("anonymous", None)  # W&B warns of this setting, which Lightning always passes
@@ -111,3 +111,10 @@ def has_api_key() -> bool:
         return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):
         return False
+
+
+def close_run() -> None:
+    """Write what loggers still hold, and let the next run of this process have a folder of its own."""
+    os.environ.pop(FOLDER_VARIABLE, None)
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].finish()

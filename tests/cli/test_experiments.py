@@ -1,0 +1,35 @@
+"""Every file in experiments/ runs on tiny data, through the real command line."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+EXPERIMENTS = sorted(Path("experiments").glob("*.yaml"))
+TINY = [
+    "--data=Sample",
+    "--data.num_documents=120",
+    "--data.num_labels=20",
+    "--data.words_per_document=30",
+    "--trainer.max_epochs=1",
+    "--trainer.limit_train_batches=2",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.enable_model_summary=false",
+    "--trainer.accelerator=cpu",
+]
+
+
+def test_there_are_experiments():
+    assert {"joint_eurlex", "joint_reuters", "xmlcnn_eurlex"} <= {path.stem for path in EXPERIMENTS}
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_it_runs(path, fit, read_metrics):
+    assert 0 <= read_metrics(fit(*TINY, config=path))["metrics"]["P@1"] <= 1
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_it_says_openly_that_it_may_run_on_the_sample(path):
+    data = yaml.safe_load(path.read_text())["data"]
+    part = yaml.safe_load((path.parent / data).read_text()) if isinstance(data, str) else data
+    assert part["init_args"]["on_missing"] == "sample"

@@ -1,0 +1,173 @@
+"""Every head works on every backbone; classes are found by looking, so new ones are covered."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+import torch
+
+import backbones
+import heads
+from backbones import Backbone
+from datamodules.batch import Batch, LabelSpace, Targets
+from datamodules.errors import UserError
+from heads import Head
+
+SPACE = LabelSpace(
+    [f"l{i}" for i in range(9)], [60, 40, 30, 22, 9, 5, 3, 2, 1], num_documents=80, vocab_size=30, unseen=["u"]
+)
+TRUTH = [[0, 3], [1], [2, 5, 8], [0, 9], [4, 6], [7]]  # 9 is a label that training never saw
+LENGTHS = [9, 1, 5, 12, 3, 7]
+
+# Arguments of these names are made small wherever a constructor takes them ...
+SMALL = {"embed_dim": 10, "hidden": 8, "chunks": 2, "dropout": 0.0, "embed_dropout": 0.0}
+# ... and here is what single classes need beside or instead. A new class needs a line only if this does not do.
+OWN = {
+    "CNN": {"dim": 12},
+    "Linear": {"hidden": None},
+}
+# Parameters whose gradient is zero by design: a softmax does not change when all scores are shifted.
+SHIFTS = {"pool.score.bias"}
+
+
+def concrete(package, base):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+    found, queue = {}, [base]
+    while queue:
+        kind = queue.pop()
+        queue += kind.__subclasses__()
+        if not inspect.isabstract(kind) and kind.__module__.split(".")[0] == package.__name__:
+            found[kind.__name__] = kind
+    return [found[name] for name in sorted(found)]
+
+
+BACKBONES, HEADS = concrete(backbones, Backbone), concrete(heads, Head)
+pairs = pytest.mark.parametrize(
+    ("backbone", "head"), [(b, h) for b in BACKBONES for h in HEADS], ids=lambda kind: kind.__name__
+)
+
+
+def build(kind, *args):
+    taken = inspect.signature(kind).parameters
+    small = {name: value for name, value in SMALL.items() if name in taken}
+    return kind(*args, **small | OWN.get(kind.__name__, {}))
+
+
+class Pair(torch.nn.Module):
+    def __init__(self, backbone, head, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.backbone = build(backbone, SPACE)
+        self.head = build(head, self.backbone.dim, SPACE)
+        if self.head.needs_tokens and not self.backbone.has_tokens:
+            pytest.skip(f"{head.__name__} needs token states")
+
+    def loss(self, batch):
+        return self.head.loss(self.backbone(batch), batch.targets, "train")["loss"]
+
+    @torch.no_grad()
+    def rank(self, batch, k):
+        self.eval()
+        return self.head.rank(self.backbone(batch), k)
+
+
+def documents(columns=0):
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.arange(max(LENGTHS) + columns) < torch.tensor(LENGTHS)[:, None]
+    ids = torch.full(mask.shape, SPACE.pad_id)
+    ids[mask] = torch.randint(2, SPACE.vocab_size, (sum(LENGTHS),), generator=generator)
+    return Batch(ids, mask, Targets.from_lists(TRUTH), torch.arange(len(LENGTHS)))
+
+
+def train(pair, batch, steps=20):
+    optimizer = torch.optim.Adam([p for p in pair.parameters() if p.requires_grad], lr=0.01)
+    losses = []
+    pair.train()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = pair.loss(batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_classes_were_found():
+    assert {"BiLSTM", "CNN"} <= {kind.__name__ for kind in BACKBONES}
+    assert "Linear" in {kind.__name__ for kind in HEADS}
+    assert set(OWN) <= {kind.__name__ for kind in BACKBONES + HEADS}
+
+
+@pairs
+def test_loss_is_finite_and_falls(backbone, head):
+    losses = train(Pair(backbone, head), documents())
+    assert torch.tensor(losses).isfinite().all()
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pairs
+@pytest.mark.parametrize("k", [1, 4, SPACE.num_labels])
+def test_ranking_is_sorted_in_range_and_without_repeats(backbone, head, k):
+    pair, batch = Pair(backbone, head), documents()
+    train(pair, batch, steps=3)
+    ranking = pair.rank(batch, k)
+    assert ranking.labels.shape == ranking.scores.shape == (len(batch), k)
+    assert ranking.labels.dtype == torch.long
+    assert ((ranking.scores >= 0) & (ranking.scores <= 1)).all()
+    assert (ranking.scores.diff(dim=1) <= 0).all()
+    for labels, scores in zip(ranking.labels.tolist(), ranking.scores.tolist(), strict=True):
+        known = [label for label in labels if label >= 0]
+        assert known
+        assert labels == known + [-1] * (k - len(known))
+        assert len(set(known)) == len(known)
+        assert max(known) < SPACE.num_labels
+        assert all(score == 0 for score in scores[len(known) :])
+
+
+@pairs
+def test_padding_changes_nothing(backbone, head):
+    pair = Pair(backbone, head).eval()
+    tight, wide = documents(), documents(columns=10)
+    assert torch.allclose(pair.loss(tight), pair.loss(wide), atol=1e-5)
+    one, other = pair.rank(tight, SPACE.num_labels), pair.rank(wide, SPACE.num_labels)
+    assert torch.equal(one.labels, other.labels)
+    assert torch.allclose(one.scores, other.scores, atol=1e-6)
+
+
+@pairs
+def test_every_trainable_parameter_gets_a_gradient(backbone, head):
+    pair = Pair(backbone, head).train()
+    pair.loss(documents()).backward()
+    trainable = {name: p for name, p in pair.named_parameters() if p.requires_grad}
+    assert trainable
+    for name, parameter in trainable.items():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any() or any(name.endswith(shift) for shift in SHIFTS), name
+
+
+@pairs
+def test_weights_carry_the_whole_ranking(backbone, head):
+    batch, trained, other = documents(), Pair(backbone, head), Pair(backbone, head, seed=1)
+    train(trained, batch, steps=3)
+    expected = trained.rank(batch, SPACE.num_labels)
+    assert not torch.equal(other.rank(batch, SPACE.num_labels).scores, expected.scores)
+    other.load_state_dict(trained.state_dict())
+    got = other.rank(batch, SPACE.num_labels)
+    assert torch.equal(got.labels, expected.labels)
+    assert torch.equal(got.scores, expected.scores)
+
+
+@pytest.mark.parametrize("backbone", BACKBONES, ids=lambda kind: kind.__name__)
+def test_word_vectors_are_taken_or_refused(backbone):
+    made, vectors = build(backbone, SPACE), torch.rand(SPACE.vocab_size, SMALL["embed_dim"])
+    if backbone.load_vectors is Backbone.load_vectors:
+        with pytest.raises(UserError, match="has no word embeddings of its own"):
+            made.load_vectors(vectors)
+    else:
+        made.load_vectors(vectors)
+        assert any(torch.equal(parameter, vectors) for parameter in made.parameters())

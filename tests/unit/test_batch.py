@@ -1,0 +1,136 @@
+"""Targets against loops, and the facts of a label space against their definitions."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import asdict
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datamodules.batch import Batch, LabelSpace, Targets
+
+LISTS = st.lists(st.lists(st.integers(0, 12), max_size=6), max_size=6)
+COUNTS = st.lists(st.integers(0, 150), min_size=1, max_size=20)
+
+
+def label_space(counts, documents=1000, **kwargs):
+    return LabelSpace([f"l{i}" for i in range(len(counts))], counts, documents, vocab_size=10, **kwargs)
+
+
+@given(labels=LISTS, num_labels=st.integers(1, 13))
+@settings(deadline=None)
+def test_dense_marks_exactly_the_known_positives(labels, num_labels):
+    dense = Targets.from_lists(labels).dense(num_labels)
+    assert dense.shape == (len(labels), num_labels)
+    assert dense.tolist() == [[float(column in row) for column in range(num_labels)] for row in labels]
+
+
+@given(labels=LISTS)
+@settings(deadline=None)
+def test_from_lists_sorts_and_drops_duplicates(labels):
+    targets, unique = Targets.from_lists(labels), [sorted(set(row)) for row in labels]
+    assert targets.indptr.dtype == targets.indices.dtype == torch.long
+    assert len(targets) == len(labels)
+    assert [targets.indices[a:b].tolist() for a, b in pairwise(targets.indptr.tolist())] == unique
+    assert targets.counts.tolist() == [len(row) for row in unique]
+    assert targets.rows.tolist() == [i for i, row in enumerate(unique) for _ in row]
+
+
+def test_moving_keeps_types_and_reaches_the_targets():
+    batch = Batch(torch.ones(2, 3).long(), torch.ones(2, 3).bool(), Targets.from_lists([[1], [0, 2]]), torch.arange(2))
+    moved = batch.to("meta")
+    assert type(moved) is Batch
+    assert type(moved.targets) is Targets
+    assert moved.targets.indices.is_meta
+    assert moved.ids.is_meta
+    assert not batch.ids.is_meta
+    assert len(batch) == len(moved) == 2
+
+
+def test_head_by_count_includes_the_threshold():
+    assert label_space([120, 50, 49, 0]).head_by_count(50).tolist() == [True, True, False, False]
+
+
+def test_head_by_tail_size_gives_ties_to_lower_numbers():
+    space = label_space([5, 9, 5, 5, 1])
+    assert space.by_frequency().tolist() == [1, 0, 2, 3, 4]
+    assert space.head_by_tail_size(3).tolist() == [True, True, False, False, False]
+    assert space.head_by_tail_size(0).all()
+    assert not space.head_by_tail_size(5).any()
+    assert not space.head_by_tail_size(99).any()
+
+
+@pytest.mark.parametrize(("fraction", "labels", "size"), [(0.5, 7, 3), (0.1, 9, 0), (0.25, 8, 2), (1.0, 5, 5)])
+def test_head_by_fraction_rounds_down(fraction, labels, size):
+    assert label_space([3] * labels).head_by_fraction(fraction).tolist() == [True] * size + [False] * (labels - size)
+
+
+@given(counts=COUNTS, data=st.data())
+@settings(deadline=None)
+def test_no_tail_label_is_more_frequent_than_a_head_label(counts, data):
+    space = label_space(counts)
+    num_tail, fraction = data.draw(st.integers(0, len(counts))), data.draw(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]))
+    sizes = {len(counts) - num_tail: space.head_by_tail_size(num_tail)}
+    sizes[math.floor(fraction * len(counts))] = space.head_by_fraction(fraction)
+    for size, mask in sizes.items():
+        head = [i for i, chosen in enumerate(mask.tolist()) if chosen]
+        assert head == sorted(sorted(range(len(counts)), key=lambda i: (-counts[i], i))[:size])
+
+
+def test_borders_of_the_frequency_classes():
+    space = label_space([101, 100, 21, 20, 1, 0], unseen=["u"])
+    assert space.frequency_class().tolist() == [2, 1, 1, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("constants", "expected"),
+    [((0.55, 1.5), [1.770430, 3.552147, 6.907755, 8.824189]), ((0.6, 2.6), [1.791618, 3.786004, 6.907755, 8.181580])],
+)
+def test_inverse_propensity_at_worked_examples(constants, expected):
+    space = label_space([100, 10, 1], unseen=["u"], propensity_a=constants[0], propensity_b=constants[1])
+    weights = space.inverse_propensity()
+    assert weights.dtype == torch.float64
+    assert weights.tolist() == pytest.approx(expected, abs=5e-7)
+
+
+def test_inverse_propensity_refers_to_the_reference_set():
+    space = label_space([90, 9], 900, unseen=["u"], reference_counts=[100, 10, 1], reference_documents=1000)
+    assert space.inverse_propensity().tolist() == pytest.approx([1.770430, 3.552147, 6.907755], abs=5e-7)
+
+
+def test_inverse_propensity_is_above_one_in_a_tiny_corpus():
+    assert (label_space([1, 0], documents=1).inverse_propensity() > 1).all()
+
+
+@given(documents=st.integers(1, 10**6), share=st.floats(0, 1))
+@settings(deadline=None)
+def test_prior_is_never_0_or_1(documents, share):
+    prior = label_space([documents, round(share * documents), 0], documents).prior()
+    assert ((prior > 0) & (prior < 1)).all()
+    assert prior.logit().isfinite().all()
+    assert prior[1].item() == pytest.approx(share, abs=1 / (documents + 1) + 1e-6)
+
+
+def test_prior_is_not_rounded_to_1_in_a_very_large_corpus():
+    prior = label_space([2 * 10**7, 0], 2 * 10**7).prior()
+    assert ((prior > 0) & (prior < 1)).all()
+
+
+def test_space_survives_a_checkpoint_that_holds_plain_values_only():
+    space = label_space([4, 2], unseen=["u"], reference_counts=[5, 2, 1], reference_documents=1200, pad_id=3)
+    file = io.BytesIO()
+    torch.save(asdict(space), file)
+    file.seek(0)
+    assert LabelSpace(**torch.load(file, weights_only=True)) == space
+
+
+def test_numbers_of_labels():
+    space = label_space([4, 2], unseen=["u"])
+    assert (space.num_labels, space.num_all) == (2, 3)
+    assert space.reference_counts == [4, 2, 0]
+    assert space.reference_documents == 1000

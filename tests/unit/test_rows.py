@@ -1,0 +1,129 @@
+"""Rows come back from disk as they were written."""
+
+from __future__ import annotations
+
+import pickle
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from datamodules.rows import CHUNK, EncodedRow, EncodedRows, RowWriter, pad
+from datamodules.samplers import LengthBatches
+
+PAD = 7
+
+
+def make(size, seed=0):
+    random = Random(seed)
+    return [
+        EncodedRow(
+            f"d{i}",
+            [random.randrange(8, 2**31) for _ in range(random.randint(1, 6))],
+            sorted(random.sample(range(50), random.randint(0, 4))),
+        )
+        for i in range(size)
+    ]
+
+
+def store(path, source):
+    with RowWriter(path) as writer:
+        for row in source:
+            writer.write(row)
+    return EncodedRows(path, PAD)
+
+
+def unpack(batch):
+    tokens = [ids[mask].tolist() for ids, mask in zip(batch.ids, batch.mask, strict=True)]
+    labels = [batch.targets.indices[a:b].tolist() for a, b in batch.targets.indptr.unfold(0, 2, 1).tolist()]
+    return list(zip(tokens, labels, strict=True))
+
+
+def same(one, other):
+    pairs = [(one.ids, other.ids), (one.mask, other.mask), (one.rows, other.rows)]
+    pairs += [(one.targets.indptr, other.targets.indptr), (one.targets.indices, other.targets.indices)]
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.fixture(scope="module")
+def source():
+    return make(2 * CHUNK + 5)
+
+
+@pytest.fixture(scope="module")
+def rows(source, tmp_path_factory):
+    return store(tmp_path_factory.mktemp("rows") / "train.arrow", source)
+
+
+def test_batches_across_chunks_equal_the_source(source, rows):
+    assert len(rows) == len(source)
+    assert rows.lengths.tolist() == [len(row.tokens) for row in source]
+    assert list(rows.ids()) == [row.id for row in source]
+    chosen = [0, CHUNK - 1, CHUNK, 2 * CHUNK + 4, 2 * CHUNK - 1, 2 * CHUNK, 17]
+    batch = rows[chosen]
+    assert unpack(batch) == [(source[i].tokens, source[i].labels) for i in chosen]
+    assert batch.rows.tolist() == chosen
+    assert batch.ids.dtype == batch.targets.indices.dtype == torch.long
+    assert batch.mask.dtype == torch.bool
+    everything = [i for start in range(0, len(rows), 100) for i in range(start, min(start + 100, len(rows)))]
+    read = [item for start in range(0, len(rows), 100) for item in unpack(rows[everything[start : start + 100]])]
+    assert read == [(row.tokens, row.labels) for row in source]
+
+
+def test_a_repeat_is_the_same_document_marked_as_not_counted(source, rows):
+    batch = rows[[3, ~3, ~0, 0]]
+    assert batch.rows.tolist() == [3, -1, -1, 0]
+    assert unpack(batch) == [(source[i].tokens, source[i].labels) for i in (3, 3, 0, 0)]
+
+
+def test_pickled_rows_read_the_same_file(rows):
+    copy = pickle.loads(pickle.dumps(rows))
+    assert (copy.path, copy.pad_id, len(copy)) == (rows.path, rows.pad_id, len(rows))
+    assert same(copy[[1, CHUNK + 1]], rows[[1, CHUNK + 1]])
+    assert len(pickle.dumps(rows)) < 1000
+
+
+def test_padding_stands_behind_the_tokens_and_only_there():
+    ids, mask = pad([np.array([4, 5, 6]), np.array([8])], PAD)
+    assert ids.tolist() == [[4, 5, 6], [8, PAD, PAD]]
+    assert mask.tolist() == [[True, True, True], [True, False, False]]
+
+
+def test_a_token_with_the_padding_id_is_still_a_token():
+    _, mask = pad([np.array([PAD, PAD]), np.array([PAD])], PAD)
+    assert mask.tolist() == [[True, True], [True, False]]
+
+
+def test_documents_without_labels(tmp_path):
+    batch = store(tmp_path / "a.arrow", [EncodedRow("a", [1], []), EncodedRow("b", [2, 3], [])])[[1, 0]]
+    assert batch.targets.indptr.tolist() == [0, 0, 0]
+    assert batch.targets.indices.dtype == torch.long
+    assert batch.ids.tolist() == [[2, 3], [1, PAD]]
+
+
+def test_empty_split(tmp_path):
+    rows = store(tmp_path / "a.arrow", [])
+    assert len(rows) == 0
+    assert list(rows.ids()) == []
+    assert list(LengthBatches(rows.lengths, 4, shuffle=True)) == []
+
+
+@pytest.mark.parametrize("size", [CHUNK, CHUNK + 1])
+def test_a_full_chunk_is_neither_lost_nor_doubled(tmp_path, size):
+    rows = store(tmp_path / "a.arrow", [EncodedRow(str(i), [i + 1], [i]) for i in range(size)])
+    assert len(rows) == size
+    assert rows[[size - 1]].ids.tolist() == [[size]]
+
+
+def test_worker_processes_give_the_same_batches(rows):
+    def batches(num_workers):
+        sampler = LengthBatches(rows.lengths[:64], 8, shuffle=True)
+        return list(
+            DataLoader(rows, sampler=sampler, batch_size=None, num_workers=num_workers, timeout=10 * num_workers)
+        )
+
+    alone, helped = batches(0), batches(2)
+    assert len(alone) == 8
+    assert all(same(a, b) for a, b in zip(alone, helped, strict=True))
