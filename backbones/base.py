@@ -55,6 +55,7 @@ class WordBackbone(Backbone):
 
     @torch.no_grad()
     def load_vectors(self, vectors: Tensor) -> None:
+        assert len(vectors) == self.embedding.num_embeddings
         if vectors.shape[1] != self.embedding.embedding_dim:
             raise UserError(
                 f"the word vectors have {vectors.shape[1]} dimensions, the backbone {self.embedding.embedding_dim}: "

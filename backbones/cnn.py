@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Features, WordBackbone
@@ -29,15 +30,15 @@ class CNN(WordBackbone):
         self.dim, self.chunks = dim, chunks
         # The filters share `dim` evenly, so that token states and the bottleneck are equally wide.
         filters = [dim // len(widths) + (i < dim % len(widths)) for i in range(len(widths))]
-        self.convs = nn.ModuleList(
-            nn.Conv1d(embed_dim, n, width, padding="same") for n, width in zip(filters, widths, strict=True)
-        )
+        self.convs = nn.ModuleList(nn.Conv1d(embed_dim, n, w) for n, w in zip(filters, widths, strict=True))
+        self.around = [((width - 1) // 2, width // 2) for width in widths]  # zeros that keep the length
         self.bottleneck = nn.Linear(dim * chunks, dim)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, batch: Batch) -> Features:
         words = self.embed(batch).mT  # (batch, embed_dim, length)
-        states = torch.cat([conv(words) for conv in self.convs], 1).mT.relu()
+        views = [conv(F.pad(words, around)) for conv, around in zip(self.convs, self.around, strict=True)]
+        states = torch.cat(views, 1).mT.relu()
         tokens = states * batch.mask.unsqueeze(-1)
         chunks = dynamic_max_pool(tokens, batch.mask, self.chunks)
         pooled = self.dropout(self.bottleneck(chunks.flatten(1)).relu())

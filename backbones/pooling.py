@@ -12,10 +12,11 @@ Pooling = Literal["attention", "mean", "max"]
 
 def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
     """Softmax over the last dimension where `mask` is True, zero elsewhere; a row without tokens gives zeros."""
-    scores = scores.float().masked_fill(~mask, torch.finfo(torch.float32).min)
+    scores = scores.float().masked_fill(~mask, -torch.inf)
+    best = scores.amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).min)
     # Far below the maximum the exponential becomes a denormal number, which a CPU computes very slowly.
-    scores = torch.maximum(scores, scores.amax(-1, keepdim=True) - 60)
-    return scores.softmax(-1) * mask
+    weights = (scores - best.detach()).clamp_min(-60).exp() * mask
+    return weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
 
 
 class MaskedPool(nn.Module):

@@ -71,7 +71,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
         super().__init__()
         if not 0 < val_fraction < 1:
             raise UserError(f"--data.val_fraction={val_fraction} is not between 0 and 1")
-        if min(batch_size, eval_batch_size, max_length, limit_train or 1) < 1:
+        if min(batch_size, eval_batch_size, max_length, 1 if limit_train is None else limit_train) < 1:
             raise UserError("--data.batch_size, eval_batch_size, max_length and limit_train must be at least 1")
         self.settings = Settings(tokenizer, max_length, max_words, val_fraction, limit_train, seed)
         self.batch_size, self.eval_batch_size, self.num_workers = batch_size, eval_batch_size, num_workers

@@ -115,7 +115,8 @@ class LabelSpace:
 
     def prior(self) -> Tensor:
         """Share of training documents with each label, (num_labels,), never exactly 0 or 1."""
-        return (torch.tensor(self.counts) + 0.5) / (self.num_documents + 1)
+        share = (torch.tensor(self.counts, dtype=torch.float64) + 0.5) / (self.num_documents + 1)
+        return share.float().clamp(1e-9, 1 - 1e-7)  # in a large corpus a float rounds to 1
 
     def inverse_propensity(self) -> Tensor:
         """1 / p of each known and unseen label, (num_all,) float64: 1 + C (n + B)^-A (Jain et al. 2016)."""
@@ -143,7 +144,7 @@ class LabelSpace:
 
     def head_by_fraction(self, fraction: float) -> Tensor:
         """Mask of the most frequent floor(fraction * labels) (Taug's split)."""
-        return self._first(math.floor(fraction * self.num_labels))
+        return self._first(math.floor(fraction * self.num_labels + 1e-9))
 
     def _first(self, size: int) -> Tensor:
         mask = torch.zeros(self.num_labels, dtype=torch.bool)

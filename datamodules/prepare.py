@@ -83,7 +83,7 @@ def prepare(corpus: Corpus, settings: Settings, cache: Path) -> Prepared:
     folder = cache / f"{corpus.name}-{_key(corpus, settings, pretrained)}"
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_suffix(".lock")):
+        with FileLock(cache / f"{folder.name}.lock"):
             if not folder.exists():
                 _write(folder, corpus, settings, pretrained)
     except OSError as error:
@@ -103,8 +103,9 @@ def _key(corpus: Corpus, settings: Settings, pretrained: Vocabulary | None) -> s
 
 def _write(folder: Path, corpus: Corpus, settings: Settings, pretrained: Vocabulary | None) -> None:
     """Build in a folder aside and rename it: under the final name there is all or nothing."""
+    for left in folder.parent.glob(f".{folder.name}.*"):  # by a process that was killed; we hold its lock
+        shutil.rmtree(left, ignore_errors=True)
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
         _Preparation(corpus, settings, pretrained, aside).run()
@@ -137,15 +138,22 @@ class _Preparation:
 
     def _documents(self, source: str) -> Iterator[tuple[str, Document]]:
         """Each document with the split it belongs to; "" means that it is left out."""
+        kept = 0
         for number, document in enumerate(self.corpus.sources[source].read(self.advance), 1):
-            yield self._split_of(source, document, document.id or f"row-{number}"), document
+            split = self._split_of(source, document, document.id or f"row-{number}")
+            if split == "train" == source:
+                kept += 1
+                split = "train" if kept <= (self.settings.limit_train or kept) else ""  # ids may repeat
+            yield split, document
 
     def _split_of(self, source: str, document: Document, key: str) -> str:
         if source != "train":
             return source
+        if not document.labels:
+            return ""
         if self.splits_train and self._hash("val", key) < self.settings.val_fraction * 2**64:
             return "val"
-        return "train" if document.labels and self._hash("limit", key) <= self.train_limit else ""
+        return "train" if self._hash("limit", key) <= self.train_limit else ""
 
     def _hash(self, purpose: str, key: str) -> int:
         text = f"{purpose} {self.settings.seed} {key}".encode()
@@ -218,7 +226,7 @@ class _Preparation:
     def _count(self, split: str, document: Document) -> None:
         self.facts[split] += 1
         self.facts["empty"] += not document.text.strip()
-        self.facts["unlabelled"] += not document.labels and split in ("", "train")
+        self.facts["unlabelled"] += not document.labels and not split
         if split and document.id:
             self.seen_ids[split].append(self._hash("id", document.id))
 

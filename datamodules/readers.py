@@ -30,7 +30,7 @@ Progress = Callable[[int], None]
 class Document:
     """One labelled text of the corpus."""
 
-    id: str
+    id: str  # empty where the corpus has none
     text: str
     labels: list[str]
 
@@ -93,7 +93,7 @@ def read_documents(path: Path, format: Format, bad: BadRows, progress: Progress 
                 progress(max(file.tell() - reported, 0))  # a parquet reader may jump back
                 reported = max(file.tell(), reported)
             try:
-                yield _document(row, number, format)
+                yield _document(row, format)
             except RowError as error:
                 bad.add(path, line, str(error))
         if progress:
@@ -115,7 +115,7 @@ Row = dict[str, Any] | RowError
 Rows = Iterator[tuple[int, Row]]  # with the line that a row starts on
 
 
-def _document(row: Row, number: int, format: Format) -> Document:
+def _document(row: Row, format: Format) -> Document:
     if isinstance(row, RowError):
         raise row
     for column in (format.text_column, format.label_column):
@@ -124,7 +124,7 @@ def _document(row: Row, number: int, format: Format) -> Document:
     text, id = row[format.text_column], row.get(format.id_column)
     if not isinstance(text, str):
         raise RowError(f"{format.text_column!r} is {_type_name(text)}, not a string")
-    return Document(f"row-{number}" if id in (None, "") else str(id), text, _labels(row[format.label_column], format))
+    return Document("" if id is None else str(id), text, _labels(row[format.label_column], format))
 
 
 def _labels(value: Any, format: Format) -> list[str]:

@@ -29,7 +29,7 @@ class FileSource:
         return read_documents(self.path, self.format, self.bad, progress)
 
     def fingerprint(self) -> str:
-        return f"{fingerprint(self.path)} {self.format}"
+        return f"{fingerprint(self.path)} {self.format} {self.bad.max_bad_rows}"
 
     def report(self) -> list[str]:
         return [line for line in self.bad.report() if line.startswith(f"{self.path}:")]
@@ -44,7 +44,7 @@ class TextFiles(TextDataModule):
         test: test documents.
         text_column: where the text is.
         label_column: where the labels are: a list, or one string with separators.
-        id_column: where the ids are; rows are numbered where the column does not exist.
+        id_column: where the ids are; rows are numbered where there are none.
         label_sep: what separates labels in one string; a comma where nothing is said.
         name: what to call the corpus; by default its folder's name.
     """

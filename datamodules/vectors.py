@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, cast
 
@@ -27,36 +29,51 @@ def read_vectors(path: Path, words: Mapping[str, int], size: int, pad_id: int, s
     """Vectors of `words` from a `.txt` or `.txt.gz` file; the others are uniform(-1, 1), padding is zero."""
     wanted = {word.encode(): row for word, row in words.items()}
     opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rb") as raw:
-        lines = cast(IO[bytes], raw)
-        width = _width(path, lines)
-        matrix = np.random.default_rng(seed).uniform(-1, 1, (size, width)).astype(np.float32)
-        found = np.zeros(size, dtype=bool)
-        for number, line in enumerate(lines, 2):
-            row = wanted.get(line[: line.find(b" ")])
-            if row is not None:
-                matrix[row] = _numbers(path, number, line, width)
-                found[row] = True
+    try:
+        with opener(path, "rb") as raw:
+            lines = enumerate(cast(IO[bytes], raw), 1)
+            first = next(lines, (1, b""))
+            width, has_header = _width(path, first[1])
+            matrix = np.random.default_rng(seed).uniform(-1, 1, (size, width)).astype(np.float32)
+            found = np.zeros(size, dtype=bool)
+            for number, line in lines if has_header else chain([first], lines):
+                row = wanted.get(line.split(None, 1)[0] if line.strip() else b"")
+                if row is not None and (values := _numbers(path, number, line, width)) is not None:
+                    matrix[row] = values
+                    found[row] = True
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
     matrix[pad_id] = 0
     return WordVectors(torch.from_numpy(matrix), float(found.sum()) / max(len(words), 1))
 
 
-def _width(path: Path, lines: IO[bytes]) -> int:
-    """Number of dimensions; leaves a word2vec header consumed, and a GloVe first line to be read again."""
-    first = lines.readline().split()
-    if len(first) == 2 and all(field.isdigit() for field in first):
-        return int(first[1])
-    if len(first) < 3:
+def _width(path: Path, first_line: bytes) -> tuple[int, bool]:
+    """Number of dimensions, and whether the line is a word2vec header."""
+    fields = first_line.split()
+    if len(fields) == 2 and all(field.isdigit() for field in fields):
+        return int(fields[1]), True
+    if len(fields) < 3:
         raise UserError(f"{path}: not a text file of word vectors: a line is a word and its numbers")
-    lines.seek(0)
-    return len(first) - 1
+    return len(fields) - 1, False
 
 
-def _numbers(path: Path, number: int, line: bytes, width: int) -> np.ndarray:
+def _numbers(path: Path, number: int, line: bytes, width: int) -> np.ndarray | None:
+    """The vector; None for one of the few words that have spaces inside, of which we saw the first part only."""
+    fields = line.split()
+    if any(not _is_number(field) for field in fields[1:-width]):
+        return None
     try:
-        values = np.array(line.split()[1:], dtype=np.float32)
+        values = np.array(fields[1:], dtype=np.float32)
     except ValueError:
         values = np.empty(0, dtype=np.float32)
     if len(values) != width or not np.isfinite(values).all():
         raise UserError(f"{path}, line {number}: expected a word and {width} numbers")
     return values
+
+
+def _is_number(field: bytes) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True

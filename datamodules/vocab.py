@@ -30,6 +30,9 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
         self.tokenizer, self.max_length = tokenizer, max_length
+        special = tokenizer.num_special_tokens_to_add(is_pair=False)
+        if max_length <= special:
+            raise UserError(f"--data.max_length={max_length} leaves no room beside {special} special tokens")
         tokenizer.no_padding()
         tokenizer.enable_truncation(max_length)  # before the special tokens are added: the end token stays
         self.size: int = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
@@ -55,7 +58,9 @@ def build_words(texts: Iterable[str], max_words: int, max_length: int) -> Vocabu
     """Lower-cased words by falling document frequency (ties by alphabet); PAD is 0, UNK is 1."""
     documents = Counter[str]()
     for text in texts:
-        documents.update(set(WORD.findall(unicodedata.normalize("NFKC", text).lower())))
+        # Python alone writes a sigma at the end of a word in another way: lower-case it first
+        normal = unicodedata.normalize("NFKC", text).replace("\u03a3", "\u03c3").lower()
+        documents.update(set(WORD.findall(normal)))
     ranked = sorted(documents, key=lambda word: (-documents[word], word))[: max(max_words - 2, 0)]
     tokenizer = Tokenizer(WordLevel({PAD: 0, UNK: 1} | {w: i for i, w in enumerate(ranked, 2)}, unk_token=UNK))
     tokenizer.normalizer = Sequence([NFKC(), Lowercase()])
@@ -69,8 +74,8 @@ def load_pretrained(name: str, max_length: int) -> Vocabulary:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # a file that is no tokenizer may raise anything
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"no tokenizer {name!r}: {reason}; give a local folder with --data.tokenizer, or 'word'"
         ) from error

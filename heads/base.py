@@ -67,10 +67,13 @@ def bce(logits: Tensor, targets: Targets) -> Tensor:
 
 def top_labels(scores: Tensor, k: int) -> Ranking:
     """The k largest of dense scores (batch, labels); short rows are filled with label -1."""
-    values, labels = scores.topk(min(k, scores.shape[1]), dim=1)
-    # topk leaves the order of equal scores open: lower label numbers, the more frequent labels, go first
-    labels, order = labels.sort(dim=1)
-    values, best = values.gather(1, order).sort(dim=1, descending=True, stable=True)
-    labels = labels.gather(1, best)
-    short = (0, k - values.shape[1])
+    size = min(k, scores.shape[1])
+    values, labels = scores.topk(size, dim=1)
+    # topk leaves open which of equal scores it takes, and their order: lower labels, the more frequent, go first
+    tied = (scores >= values[:, -1:]).sum(1) > size
+    tied |= (values.diff(dim=1) == 0).any(1)
+    if tied.any():
+        ordered = scores[tied].sort(dim=1, descending=True, stable=True)
+        values[tied], labels[tied] = ordered.values[:, :size], ordered.indices[:, :size]
+    short = (0, k - size)
     return Ranking(F.pad(values, short), F.pad(labels, short, value=-1))

