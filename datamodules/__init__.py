@@ -4,7 +4,6 @@ from datamodules.base import TextDataModule
 from datamodules.batch import Batch, LabelSpace, Targets
 from datamodules.builtin import Sample
 from datamodules.eurlex import EurLex
-from datamodules.folder import NamedCorpus
 from datamodules.reuters import Reuters
 from datamodules.text import TextFiles
 
@@ -12,7 +11,6 @@ __all__ = [
     "Batch",
     "EurLex",
     "LabelSpace",
-    "NamedCorpus",
     "Reuters",
     "Sample",
     "Targets",
