@@ -68,6 +68,7 @@ class RunReport(pl.Callback):
             "seconds": round(self.seconds, 1),
             "epochs": trainer.current_epoch,
             "parameters": sum(p.numel() for p in module.parameters()),
+            "vector_coverage": getattr(trainer.datamodule, "vector_coverage", None),  # type: ignore[attr-defined]
         }
         Console().print(tables(title, metrics))
         if self.folder is not None:

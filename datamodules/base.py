@@ -79,6 +79,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
         self.propensity = {"propensity_a": propensity_a, "propensity_b": propensity_b}
         default = os.environ.get("ZOO_CACHE") or Path.home() / ".cache" / "xmc-zoo"
         self.cache_dir = Path(cache_dir or default).expanduser()
+        self.vector_coverage: float | None = None  # share of words that pretrained vectors were found for
 
     @abstractmethod
     def find_corpus(self) -> Corpus:
@@ -137,6 +138,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
             aside.rename(cached)
         stored = np.load(cached)
         vectors = WordVectors(torch.from_numpy(stored["matrix"]), float(stored["coverage"]))
+        self.vector_coverage = vectors.coverage
         note(f"{found.name}: vectors for {vectors.coverage:.1%} of the {self.space.vocab_size:,} words")
         return vectors
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import BinaryIO
 
+import rich.progress
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
 def is_first_process() -> bool:
     """True unless a launcher made this process as another rank."""
-    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"))
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "NODE_RANK", "SLURM_PROCID", "LOCAL_RANK"))
 
 
 @contextmanager
@@ -32,3 +35,9 @@ def progress_bar(title: str) -> Iterator[Callable[[float | None], Callable[[floa
             return lambda amount: progress.advance(task, amount)
 
         yield start
+
+
+def open_with_bar(path: Path) -> AbstractContextManager[BinaryIO]:
+    """A file for reading bytes, with a bar that fills as they are read."""
+    console, hidden = Console(stderr=True), not is_first_process()
+    return rich.progress.open(path, "rb", description=f"Reading {path.name}", console=console, disable=hidden)

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from datamodules.errors import UserError
+from datamodules.progress import open_with_bar
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,9 @@ class WordVectors:
 def read_vectors(path: Path, words: Mapping[str, int], size: int, pad_id: int, seed: int = 0) -> WordVectors:
     """Vectors of `words` from a `.txt` or `.txt.gz` file; the others are uniform(-1, 1), padding is zero."""
     wanted = {word.encode(): row for word, row in words.items()}
-    opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rb") as raw:
-            lines = enumerate(cast(IO[bytes], raw), 1)
+        with open_with_bar(path) as file:
+            lines = enumerate(gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file, 1)
             first = next(lines, (1, b""))
             width, has_header = _width(path, first[1])
             matrix = np.random.default_rng(seed).uniform(-1, 1, (size, width)).astype(np.float32)
