@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +12,11 @@ import numpy as np
 import pytorch_lightning as pl
 from pytorch_lightning.loggers import WandbLogger
 from rich.console import Console, Group
+from rich.markup import escape
 from rich.table import Table
 
 from datamodules.batch import FREQUENCY_CLASSES, LabelSpace
+from datamodules.files import written_whole
 
 KS = (1, 3, 5)
 RANKING = ("P", "nDCG", "PSP", "PSnDCG", "R", "RP")
@@ -70,9 +71,10 @@ class RunReport(pl.Callback):
             "parameters": sum(p.numel() for p in module.parameters()),
             "vector_coverage": getattr(trainer.datamodule, "vector_coverage", None),  # type: ignore[attr-defined]
         }
-        Console().print(tables(title, metrics))
         if self.folder is not None:
-            write_json(self.folder / "metrics.json", facts | {"metrics": metrics})
+            with written_whole(self.folder / "metrics.json") as aside:
+                aside.write_text(json.dumps(facts | {"metrics": metrics}, indent=2) + "\n", "utf8")
+        Console().print(tables(title, metrics))
         for run in wandb_runs(trainer):
             import wandb
 
@@ -96,7 +98,7 @@ def tables(title: str, metrics: Mapping[str, float]) -> Group:
     f1 = {at: [percent(metrics[f"{kind}F1@{at}"]) for kind in ("micro", "macro")] for at in ("0.5", "tuned")}
     line = "micro-F1 {} and macro-F1 {} at {}"
     return Group(
-        f"\n[bold]{title}[/]",
+        f"\n[bold]{escape(title)}[/]",
         ranking,
         labels,
         line.format(*f1["0.5"], "0.5"),
@@ -106,13 +108,6 @@ def tables(title: str, metrics: Mapping[str, float]) -> Group:
 
 def percent(value: float) -> str:
     return f"{100 * value:.2f}"
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """All or nothing: a reader never sees half a file."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(json.dumps(content, indent=2) + "\n", "utf8")
-    aside.rename(path)
 
 
 def wandb_runs(trainer: pl.Trainer) -> list[Any]:

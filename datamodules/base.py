@@ -11,13 +11,16 @@ from typing import Literal
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from filelock import FileLock
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 from torch.utils.data import DataLoader
 
 from datamodules.batch import Batch, LabelSpace
 from datamodules.errors import UserError
-from datamodules.prepare import Corpus, Prepared, Settings, prepare
+from datamodules.files import written_whole
+from datamodules.prepare import Corpus, Prepared, Settings, cache_errors, prepare
 from datamodules.progress import is_first_process
 from datamodules.rows import EncodedRows
 from datamodules.sample import SampleCorpus, sample_corpus
@@ -130,12 +133,12 @@ class TextDataModule(pl.LightningDataModule, ABC):
             return None
         stat = found.stat()
         cached = self.prepared.folder / f"vectors-{found.name}-{stat.st_size}-{stat.st_mtime_ns}.npz"
-        if not cached.exists():
-            vocabulary = self.prepared.vocabulary
-            read = read_vectors(found, vocabulary.words(), vocabulary.size, vocabulary.pad_id, self.seed)
-            aside = cached.with_name(f".{cached.stem}.{os.getpid()}.npz")
-            np.savez(aside, matrix=read.matrix.numpy(), coverage=read.coverage)
-            aside.rename(cached)
+        with cache_errors(self.cache_dir), FileLock(cached.with_suffix(".lock")):
+            if not cached.exists():
+                vocabulary = self.prepared.vocabulary
+                read = read_vectors(found, vocabulary.words(), vocabulary.size, vocabulary.pad_id, self.seed)
+                with written_whole(cached) as aside:
+                    np.savez(aside, matrix=read.matrix.numpy(), coverage=read.coverage)
         stored = np.load(cached)
         vectors = WordVectors(torch.from_numpy(stored["matrix"]), float(stored["coverage"]))
         self.vector_coverage = vectors.coverage
@@ -166,7 +169,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
     def _rows(self, split: str) -> EncodedRows:
         rows = self.prepared.rows(split)
         if not len(rows):
-            raise UserError(f"{self.corpus_name}: there are no {split} documents; give them with --data.{split}")
+            raise UserError(f"{self.corpus_name}: there are no {split} documents")
         return rows
 
     def _sampler(
@@ -207,9 +210,9 @@ def find_file(path: str) -> Path | None:
 def note(line: str) -> None:
     """A line for the person at the terminal, from the first process only."""
     if is_first_process():
-        Console(stderr=True).print(f"[dim]·[/] {line}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"[dim]·[/] {escape(line)}", highlight=False, soft_wrap=True)
 
 
 def warn_panel(title: str, text: str) -> None:
     if is_first_process():
-        Console(stderr=True).print(Panel(text, title=title, style="bold yellow"))
+        Console(stderr=True).print(Panel(escape(text), title=title, style="bold yellow"))

@@ -12,7 +12,7 @@ from torch import Tensor
 FREQUENCY_CLASSES = ("few", "medium", "many")  # up to 20 training documents, up to 100, more
 
 
-@dataclass(frozen=True)
+@dataclass
 class Movable:
     """A dataclass of tensors that moves between devices as a whole."""
 
@@ -28,7 +28,7 @@ class Movable:
         return self._map("pin_memory")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Targets(Movable):
     """Positive labels in CSR form: document i owns `indices[indptr[i]:indptr[i + 1]]`, ascending and unique.
 
@@ -50,7 +50,8 @@ class Targets(Movable):
     @property
     def rows(self) -> Tensor:
         """The document of each positive, (positives,)."""
-        return torch.repeat_interleave(torch.arange(len(self), device=self.indptr.device), self.counts)
+        documents = torch.arange(len(self), device=self.indptr.device)
+        return documents.repeat_interleave(self.counts, output_size=len(self.indices))  # its size known: no GPU sync
 
     def dense(self, num_labels: int) -> Tensor:
         """0/1 matrix (batch, num_labels); labels past `num_labels` have no column."""
@@ -66,7 +67,7 @@ class Targets(Movable):
         return cls(indptr, torch.tensor([label for row in rows for label in row], dtype=torch.long))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batch(Movable):
     """Documents as padded token ids; `mask` is True on real tokens, and every row has at least one."""
 

@@ -6,3 +6,8 @@ class UserError(Exception):
 
     The message says what is wrong and what to do about it.
     """
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, without its page of advice."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from datamodules.errors import first_line
 from datamodules.folder import NamedCorpus
 from datamodules.progress import progress_bar
 
@@ -35,7 +36,6 @@ class EurLex(NamedCorpus):
     def fetch(self, folder: Path) -> None:
         failures = []
         for name, source in (("Hugging Face hub", from_hub), ("archive.org", from_archive)):
-            folder.parent.mkdir(parents=True, exist_ok=True)
             aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
             try:
                 source(aside)
@@ -95,7 +95,3 @@ def write_split(folder: Path, split: str, rows: Iterable[dict[str, Any]]) -> Non
 def reach(url: str) -> Any:
     """The opened address; a machine without a network learns it within seconds."""
     return urllib.request.urlopen(url, timeout=5)
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from datamodules.base import CorpusMissingError, TextDataModule
 from datamodules.prepare import Corpus
 from datamodules.readers import Format
@@ -42,7 +44,10 @@ class NamedCorpus(TextDataModule):
         reason = "downloading is off"
         if self.download:
             try:
-                self.fetch(fetched)
+                fetched.parent.mkdir(parents=True, exist_ok=True)
+                with FileLock(self.cache_dir / f"{self.folder}.lock"):  # one process fetches, the others wait
+                    if not fetched.exists():
+                        self.fetch(fetched)
                 return file_corpus(self.folder, files_in(fetched), Format(), self.max_bad_rows)
             except OSError as error:
                 reason = str(error)

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -81,23 +81,30 @@ def prepare(corpus: Corpus, settings: Settings, cache: Path) -> Prepared:
     if settings.tokenizer != "word":
         pretrained = load_pretrained(settings.tokenizer, settings.max_length)
     folder = cache / f"{corpus.name}-{_key(corpus, settings, pretrained)}"
-    try:
+    with cache_errors(cache):
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / f"{folder.name}.lock"):
             if not folder.exists():
                 _write(folder, corpus, settings, pretrained)
-    except OSError as error:
-        what = "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror or error)
-        raise UserError(f"cannot write the cache {cache}: {what}; choose another with --data.cache_dir") from error
     facts = json.loads((folder / "facts.json").read_text("utf8"))
     vocabulary = Vocabulary.from_text((folder / "tokenizer.json").read_text("utf8"), settings.max_length)
     return Prepared(folder, vocabulary, LabelSpace(**facts["space"]), facts["report"])
 
 
+@contextmanager
+def cache_errors(cache: Path) -> Iterator[None]:
+    """A full or forbidden disk in one line."""
+    try:
+        yield
+    except OSError as error:
+        what = "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror or error)
+        raise UserError(f"cannot write the cache {cache}: {what}; choose another with --data.cache_dir") from error
+
+
 def _key(corpus: Corpus, settings: Settings, pretrained: Vocabulary | None) -> str:
     parts = [VERSION, asdict(settings), {name: source.fingerprint() for name, source in corpus.sources.items()}]
     if pretrained is not None:
-        parts.append(hashlib.blake2b(pretrained.to_text().encode()).hexdigest())
+        parts.append(hashlib.blake2b(pretrained.text.encode()).hexdigest())
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
@@ -133,7 +140,7 @@ class _Preparation:
             vocabulary, space = self._learn()
             self._encode(vocabulary, space)
         report = self._report(space) + [line for s in self.corpus.sources.values() for line in s.report()]
-        (self.folder / "tokenizer.json").write_text(vocabulary.to_text(), "utf8")
+        (self.folder / "tokenizer.json").write_text(vocabulary.text, "utf8")
         (self.folder / "facts.json").write_text(json.dumps({"space": asdict(space), "report": report}), "utf8")
 
     def _documents(self, source: str) -> Iterator[tuple[str, Document]]:
@@ -189,9 +196,10 @@ class _Preparation:
             for _ in training_texts():
                 continue
         if not sizes["train"]:
-            raise UserError(
-                f"{self.corpus.name}: no training document has a label; check the files and --data.label_column"
-            )
+            advice = "no document of the training files has a label: see --data.label_column"
+            if sizes["val"]:
+                advice = "every labelled document was split off for validation: lower --data.val_fraction"
+            raise UserError(f"{self.corpus.name}: {advice}")
         names = sorted(counts, key=lambda name: (-counts[name], name))
         unseen = sorted(set(reference) - set(names))
         return vocabulary, LabelSpace(

@@ -40,7 +40,7 @@ class Format:
     """How a row is laid out: the names of its columns, and what separates labels that are written as one string."""
 
     text_column: str = "text"
-    label_column: str = "labels"
+    label_column: str | None = "labels"  # None: rows have no labels
     id_column: str = "id"
     label_sep: str | None = None
 
@@ -119,12 +119,13 @@ def _document(row: Row, format: Format) -> Document:
     if isinstance(row, RowError):
         raise row
     for column in (format.text_column, format.label_column):
-        if column not in row:
+        if column is not None and column not in row:
             raise RowError(f"no column {column!r}")
     text, id = row[format.text_column], row.get(format.id_column)
     if not isinstance(text, str):
         raise RowError(f"{format.text_column!r} is {_type_name(text)}, not a string")
-    return Document("" if id is None else str(id), text, _labels(row[format.label_column], format))
+    labels = [] if format.label_column is None else _labels(row[format.label_column], format)
+    return Document("" if id is None else str(id), text, labels)
 
 
 def _labels(value: Any, format: Format) -> list[str]:
@@ -164,7 +165,7 @@ def _txt_rows(stream: IO[bytes], path: Path, format: Format) -> Rows:
         fields = line.removesuffix("\n").removesuffix("\r").split("\t", 2)
         if len(fields) < 3:
             return RowError("fewer than 2 tabs; a line is id<TAB>labels<TAB>text")
-        return dict(zip((format.id_column, format.label_column, format.text_column), fields, strict=True))
+        return dict(zip((format.id_column, format.label_column or "", format.text_column), fields, strict=True))
 
     return _line_rows(stream, parse)
 
@@ -208,7 +209,8 @@ def _csv_row(header: list[str], fields: list[str]) -> Row:
 def _parquet_rows(stream: IO[bytes], path: Path, format: Format) -> Rows:
     file = pq.ParquetFile(io.BytesIO(stream.read()) if path.suffix == ".gz" else stream)  # it is read from its end
     _require_columns(path, format, file.schema_arrow.names)
-    batches = file.iter_batches(ROWS_PER_PROGRESS, columns=[format.id_column, format.label_column, format.text_column])
+    wanted = [format.id_column, format.label_column, format.text_column]
+    batches = file.iter_batches(ROWS_PER_PROGRESS, columns=[name for name in wanted if name is not None])
     return enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), 1)
 
 
@@ -219,7 +221,8 @@ READERS |= {".txt": _txt_rows, ".parquet": _parquet_rows}
 def _require_columns(path: Path, format: Format, columns: Iterable[str]) -> None:
     names, extension = list(dict.fromkeys(columns)), _extension(path)
     for setting in ("text_column", "label_column"):
-        if (wanted := getattr(format, setting)) not in names:
+        wanted = getattr(format, setting)
+        if wanted is not None and wanted not in names:
             found = ", ".join(repr(name[:40]) for name in names)
             hint = f" (a {extension} needs a header row; only .txt has none)" if extension in {".csv", ".tsv"} else ""
             raise UserError(f"{path}: no column {wanted!r} among {found}; set --data.{setting}=...{hint}")

@@ -1,4 +1,4 @@
-"""Batches of like length, the same for every world size, that can start in the middle of an epoch."""
+"""Batches of like length that can start in the middle of an epoch."""
 
 from __future__ import annotations
 

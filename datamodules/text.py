@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from datamodules.base import CorpusMissingError, TextDataModule, find_file
+from datamodules.base import TextDataModule, find_file
 from datamodules.errors import UserError
 from datamodules.prepare import Corpus, Source
 from datamodules.readers import BadRows, Document, Format, fingerprint, read_documents
@@ -29,7 +29,8 @@ class FileSource:
         return read_documents(self.path, self.format, self.bad, progress)
 
     def fingerprint(self) -> str:
-        return f"{fingerprint(self.path)} {self.format} {self.bad.max_bad_rows}"
+        kind = "".join(self.path.suffixes[-2:])
+        return f"{fingerprint(self.path)} {kind} {self.format} {self.bad.max_bad_rows}"
 
     def report(self) -> list[str]:
         return [line for line in self.bad.report() if line.startswith(f"{self.path}:")]
@@ -72,7 +73,7 @@ class TextFiles(TextDataModule):
             if given is not None:
                 path = find_file(given)
                 if path is None:
-                    raise CorpusMissingError(f"no such file: {given} (--data.{split}), nor there under $ZOO_DATA")
+                    raise UserError(f"no such file: {given} (--data.{split}), nor there under $ZOO_DATA")
                 found[split] = path
         name = self.given_name or found["train"].resolve().parent.name or "corpus"
         return file_corpus(name, found, self.format, self.max_bad_rows)

@@ -6,13 +6,14 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
+from functools import cached_property
 
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.normalizers import NFKC, Lowercase, Sequence
 from tokenizers.pre_tokenizers import Split
 
-from datamodules.errors import UserError
+from datamodules.errors import UserError, first_line
 
 PAD, UNK = "[PAD]", "[UNK]"
 # What the encoder families call them: word level and BERT, RoBERTa and XLNet and ALBERT, ModernBERT
@@ -43,7 +44,9 @@ class Vocabulary:
     def from_text(cls, text: str, max_length: int) -> Vocabulary:
         return cls(Tokenizer.from_str(text), max_length)
 
-    def to_text(self) -> str:
+    @cached_property
+    def text(self) -> str:
+        """All of it, as JSON."""
         return str(self.tokenizer.to_str())
 
     def encode(self, texts: list[str]) -> list[list[int]]:
@@ -75,9 +78,8 @@ def load_pretrained(name: str, max_length: int) -> Vocabulary:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True)
     except Exception as error:  # a file that is no tokenizer may raise anything
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"no tokenizer {name!r}: {reason}; give a local folder with --data.tokenizer, or 'word'"
+            f"no tokenizer {name!r}: {first_line(error)}; give a local folder with --data.tokenizer, or 'word'"
         ) from error
     if not tokenizer.is_fast:
         raise UserError(f"{name!r} has no fast tokenizer: choose a model that has a tokenizer.json")

@@ -60,8 +60,8 @@ def bce(logits: Tensor, targets: Targets) -> Tensor:
     Equals sum softplus(x) - sum over positives of x, so that no dense target matrix is needed.
     """
     logits = logits.float()
-    known = targets.indices < logits.shape[1]
-    positives = logits[targets.rows[known], targets.indices[known]]
+    last = logits.shape[1] - 1
+    positives = logits[targets.rows, targets.indices.clamp_max(last)] * (targets.indices <= last)
     return (F.softplus(logits).sum() - positives.sum()) / len(logits)
 
 
@@ -69,11 +69,13 @@ def top_labels(scores: Tensor, k: int) -> Ranking:
     """The k largest of dense scores (batch, labels); short rows are filled with label -1."""
     size = min(k, scores.shape[1])
     values, labels = scores.topk(size, dim=1)
-    # topk leaves open which of equal scores it takes, and their order: lower labels, the more frequent, go first
-    tied = (scores >= values[:, -1:]).sum(1) > size
-    tied |= (values.diff(dim=1) == 0).any(1)
-    if tied.any():
-        ordered = scores[tied].sort(dim=1, descending=True, stable=True)
-        values[tied], labels[tied] = ordered.values[:, :size], ordered.indices[:, :size]
+    # Of equal scores topk takes any, in any order: lower labels, the more frequent ones, are to go first.
+    labels, by_label = labels.sort(dim=1)
+    values, best = values.gather(1, by_label).sort(dim=1, descending=True, stable=True)
+    labels = labels.gather(1, best)
+    cut_among_equals = (scores >= values[:, -1:]).sum(1) > size
+    if cut_among_equals.any():
+        ordered = scores[cut_among_equals].sort(dim=1, descending=True, stable=True)
+        labels[cut_among_equals] = ordered.indices[:, :size]
     short = (0, k - size)
     return Ranking(F.pad(values, short), F.pad(labels, short, value=-1))

@@ -11,7 +11,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from datamodules.batch import LabelSpace
-from datamodules.errors import UserError
+from datamodules.errors import UserError, first_line
 from datamodules.vocab import Vocabulary
 from zoo.module import ZooModule
 
@@ -22,10 +22,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not file.is_file():
         raise UserError(f"no such checkpoint: {path}")
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # what unpickling raises depends on where the damage is
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{path} is not a checkpoint, or is damaged: {reason}") from error
+        raise UserError(f"{path} is not a checkpoint, or is damaged: {first_line(error)}") from error
     if not isinstance(content, dict) or "zoo" not in content:
         raise UserError(f"{path} was not written by zoo fit")
     return content

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import pytorch_lightning as pl
@@ -41,6 +40,8 @@ class ZooModule(pl.LightningModule):
         depth: int = 100,
     ) -> None:
         super().__init__()
+        if depth < 5:
+            raise UserError(f"--model.depth={depth} is too small for metrics at 5")
         self.space, self.depth = space, depth
         self.backbone = backbone(space)
         self.head = head(self.backbone.dim, space)
@@ -52,6 +53,7 @@ class ZooModule(pl.LightningModule):
         self.make_optimizer, self.make_scheduler = optimizer, lr_scheduler
         self.val_metrics, self.test_metrics = RankingMetrics(space), RankingMetrics(space)
         self.stage = "train"
+        self.finite = torch.tensor(True)
         # What a checkpoint carries beside weights, so that it can be rebuilt from the file alone.
         self.config_text: str | None = None
         self.vocabulary: Vocabulary | None = None
@@ -69,18 +71,27 @@ class ZooModule(pl.LightningModule):
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if isinstance(data, TextDataModule):
             self.vocabulary = data.prepared.vocabulary
+            mine = data.prepared.folder.name
+            if self.trainer.strategy.broadcast(mine) != mine:
+                raise UserError(f"processes have different corpora, this one {data.corpus_name}: prepare it once alone")
             if stage == "fit" and (vectors := data.word_vectors()) is not None:
                 self.backbone.load_vectors(vectors.matrix)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         terms = self.head.loss(self(batch), batch.targets, self.stage)
         for name, value in terms.items():
-            self.log(f"train/{name}", value.detach(), on_step=True, on_epoch=True, batch_size=len(batch))
+            self.log(f"train/{name}", value.detach(), on_step=True, on_epoch=True, prog_bar=True, batch_size=len(batch))
+        self.finite = self.finite.to(self.device) & terms["loss"].detach().isfinite()
         return terms["loss"]
 
     def rank(self, batch: Batch, k: int) -> Ranking:
         """The k best labels of each document."""
         return self.head.rank(self(batch), k)
+
+    def on_validation_start(self) -> None:
+        # Before a checkpoint is written. Rankings hide it: they are finite whatever the weights are.
+        if not self.trainer.strategy.reduce_boolean_decision(bool(self.finite), all=True):
+            raise UserError("the loss is no longer finite: lower the learning rate, --model.optimizer.lr")
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self._measure(self.val_metrics, batch)
@@ -98,9 +109,9 @@ class ZooModule(pl.LightningModule):
         for name, value in values.items():
             if "/bin" not in name:
                 self.log(f"val/{name}", value.float(), prog_bar=name in bars)
+        self.log("val/threshold", self.threshold)  # the one that F1@tuned was counted at
         if not self.trainer.sanity_checking:
             threshold = self.val_metrics.best_threshold()
-            self.log("val/threshold", threshold)
             self.val_metrics.tuned_threshold.fill_(threshold)
             self.test_metrics.tuned_threshold.fill_(threshold)
         self.val_metrics.reset()
@@ -111,7 +122,10 @@ class ZooModule(pl.LightningModule):
         self.test_metrics.reset()
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.make_optimizer([p for p in self.parameters() if p.requires_grad])
+        try:
+            optimizer = self.make_optimizer([p for p in self.parameters() if p.requires_grad])
+        except ValueError as error:
+            raise UserError(f"the optimizer cannot be made: {error}") from error
         if self.make_scheduler is None:
             return optimizer
         return [optimizer], [self.make_scheduler(optimizer)]
@@ -121,8 +135,8 @@ class ZooModule(pl.LightningModule):
         vocabulary = self.vocabulary
         checkpoint["zoo"] = {
             "config": self.config_text,
-            "space": asdict(self.space),
-            "tokenizer": vocabulary.to_text() if vocabulary else None,
+            "space": dict(vars(self.space)),
+            "tokenizer": vocabulary.text if vocabulary else None,
             "max_length": vocabulary.max_length if vocabulary else None,
         }
 
@@ -132,5 +146,5 @@ class ZooModule(pl.LightningModule):
         stored = checkpoint["zoo"]
         if stored["space"]["names"] != self.space.names:
             raise UserError("the checkpoint was trained on other labels: give it the corpus that it was trained on")
-        if self.vocabulary and stored["tokenizer"] != self.vocabulary.to_text():
+        if self.vocabulary and stored["tokenizer"] != self.vocabulary.text:
             raise UserError("the checkpoint was trained with another vocabulary: give it its own corpus and tokenizer")

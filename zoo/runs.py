@@ -5,8 +5,9 @@ from __future__ import annotations
 import netrc
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
 
 from datamodules.base import note
+from datamodules.errors import UserError, first_line
 from datamodules.progress import is_first_process
 
 FOLDER_VARIABLE = "ZOO_RUN_FOLDER"  # tells the processes that a launcher starts where the first one writes
@@ -42,13 +44,23 @@ def run_folder(root: str, experiment: str, is_sample: bool) -> Path:
         return Path(inherited)
     time = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     wanted = Path(root) / experiment / (f"{time}-sample" if is_sample else time)
-    folder, number = wanted, 2
-    while folder.exists():  # two runs in one second
-        folder, number = wanted.with_name(f"{wanted.name}-{number}"), number + 1
-    if is_first_process():
-        folder.mkdir(parents=True)
+    folder = make_new(wanted) if is_first_process() else wanted
     os.environ[FOLDER_VARIABLE] = str(folder)
     return folder
+
+
+def make_new(wanted: Path) -> Path:
+    """Two runs may start in one second: the later one gets a number."""
+    for number in count(1):
+        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"cannot make the run folder {folder}: {error.strerror}; choose with --runs") from error
+    raise AssertionError
 
 
 def make_loggers(folder: Path, name: str, settings: WandbSettings) -> list[Logger]:
@@ -61,11 +73,10 @@ def make_loggers(folder: Path, name: str, settings: WandbSettings) -> list[Logge
         try:
             loggers.append(start_wandb(folder, name, settings, mode))
         except Exception as error:  # a run of hours must not die of its logbook
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             if mode == "online":
-                note(f"W&B: {reason}; logging offline instead")
-                return make_loggers(folder, name, WandbSettings("offline", settings.project))
-            note(f"W&B is left out: {reason}")
+                note(f"W&B: {first_line(error)}; logging offline instead")
+                return make_loggers(folder, name, replace(settings, mode="offline"))
+            note(f"W&B is left out: {first_line(error)}")
     elif mode != "disabled":
         loggers.append(WandbLogger(name=name, save_dir=folder, project=settings.project))  # of another rank: idle
     return loggers

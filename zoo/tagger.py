@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from datamodules.batch import Batch, Targets
-from datamodules.errors import UserError
+from datamodules.errors import UserError, first_line
 from datamodules.rows import pad
 from zoo.checkpoint import rebuild
 from zoo.module import ZooModule
@@ -47,8 +47,10 @@ class Tagger:
 
     def stream(self, texts: Iterable[str], k: int = 5, threshold: float = 0.0) -> Iterator[list[Tag]]:
         """As `tag`, one text after the other, in constant memory."""
-        if k < 1:
-            raise UserError(f"k is {k}: ask for at least one label")
+        if isinstance(texts, str):
+            raise TypeError("texts is one string: give a list of texts")
+        if k < 1 or self.batch_size < 1:
+            raise UserError(f"k is {k} and batch_size {self.batch_size}: both must be at least 1")
         source = iter(texts)
         while window := list(islice(source, self.batch_size * WINDOW)):
             yield from self._window(window, k, threshold)
@@ -77,4 +79,8 @@ class Tagger:
 def load(path: str | Path, device: str | None = None) -> Tagger:
     """A tagger from a checkpoint file alone."""
     module = rebuild(path)
-    return Tagger(module.to(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return Tagger(module.to(place))
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"no device {place!r}: {first_line(error)}") from error

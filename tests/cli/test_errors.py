@@ -21,6 +21,34 @@ def test_misspelt_section(fails, tiny):
     assert fails("fit", "--config", str(tiny)) == f"{tiny}: unknown key 'modle'; did you mean 'model'?"
 
 
+@pytest.mark.parametrize("section", ["trainer", "model", "data", "best", "wandb"])
+@pytest.mark.parametrize("value", [3, None])
+def test_a_section_that_is_none(fails, tiny, section, value):
+    edit(tiny, **{section: value})
+    assert f"`{section}` is {value!r}: expected settings" in fails("fit", "--config", str(tiny))
+
+
+def test_an_empty_config_and_a_missing_part(fails, tiny):
+    edit(tiny, trainer="parts/none.yaml")
+    assert "no such configuration" in fails("fit", "--config", str(tiny))
+    tiny.write_text("")
+    assert "expected sections" in fails("fit", "--config", str(tiny))
+
+
+def test_a_loss_that_is_no_longer_finite_stops_the_run(fails, tiny, tmp_path):
+    line = fails(
+        "fit", f"--config={tiny}", f"--runs={tmp_path / 'r'}", "--wandb.mode=disabled", "--model.optimizer.lr=1e30"
+    )
+    assert "no longer finite" in line
+    assert not list((tmp_path / "r").glob("*/*/checkpoints/*"))
+
+
+def test_a_run_folder_that_cannot_be_made(fails, tiny, tmp_path):
+    (tmp_path / "file").write_text("")
+    line = fails("fit", f"--config={tiny}", f"--runs={tmp_path / 'file'}", "--wandb.mode=disabled")
+    assert "cannot make the run folder" in line
+
+
 def test_broken_yaml(fails, tiny):
     tiny.write_text("model: {")
     assert "is not valid YAML" in fails("fit", "--config", str(tiny))
@@ -41,6 +69,14 @@ def test_broken_yaml(fails, tiny):
         ("--data.tokenizer=no/such/folder", "no tokenizer"),
         ("--data.vectors=nowhere.txt", "no word vectors at nowhere.txt"),
         ("--ckpt_path=nowhere.ckpt", "nowhere.ckpt"),
+        ("--model.depth=2", "--model.depth=2 is too small"),
+        ("--model.optimizer.lr=-1", "learning rate"),
+        ("--model.backbone.dropout=2", "dropout"),
+        ("--model.backbone.hidden=-1", "the settings do not fit"),
+        ("--trainer.overfit_batches=2", "--data.limit_train"),
+        ("--trainer.devices=0", "devices"),
+        ("--name=../elsewhere", "is not a name"),
+        ("--best.monitor=val/nothing", "val/nothing"),
     ],
 )
 def test_a_wrong_setting_is_named(fails, tiny, tmp_path, monkeypatch, argument, words):

@@ -116,3 +116,31 @@ def test_a_missing_corpus_runs_on_the_sample_and_nobody_can_miss_it(fit, tiny, c
     assert folder.name.endswith("-sample")
     assert read_metrics(folder)["sample"] is True
     assert yaml.safe_load((folder / "hparams.yaml").read_text())["sample"] is True
+
+
+def test_parts_are_put_in_and_single_settings_override_them(fit, tiny, tmp_path):
+    config = yaml.safe_load(tiny.read_text())
+    part = config.pop("trainer") | {"log_every_n_steps": 7}
+    (tmp_path / "part.yaml").write_text(yaml.safe_dump(part))
+    tiny.write_text(yaml.safe_dump({"trainer.max_epochs": 1, "trainer": "part.yaml", **config}))
+    written = yaml.safe_load((fit() / "config.yaml").read_text())
+    assert written["trainer"]["max_epochs"] == 1
+    assert written["trainer"]["log_every_n_steps"] == 7
+    assert written["name"] == "tiny"
+
+
+def test_a_plain_checkpoint_callback_of_the_user_fits_beside_ours(fit, tmp_path):
+    folder = fit("--trainer.callbacks+=ModelCheckpoint", f"--trainer.callbacks.dirpath={tmp_path / 'mine'}")
+    assert len(list((tmp_path / "mine").iterdir())) == 1
+    assert (folder / "checkpoints" / "last.ckpt").exists()
+
+
+def test_the_newest_weights_are_kept_also_without_validation(fit):
+    folder = fit("--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=2")
+    assert torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["epoch"] == 2
+    assert torch.load(folder / "checkpoints" / "best.ckpt", weights_only=True)["epoch"] == 1
+
+
+def test_names_with_brackets_are_only_names(fit, capsys):
+    fit("--name=a[b]", "--trainer.max_epochs=1")
+    assert "a[b] on the built-in sample: test" in capsys.readouterr().out

@@ -54,3 +54,14 @@ def test_plugins_are_listed_and_a_broken_one_stops_nobody(plugins, capsys, monke
 def test_a_plugin_is_named_in_yaml_by_its_short_name(plugins, fit):
     folder = fit("--model.head=Borrowed", "--trainer.max_epochs=1")
     assert "my_plugin.Borrowed" in (folder / "config.yaml").read_text()
+
+
+def test_help_names_all_commands(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("usage: python -m zoo")
+    assert "predict (label documents)" in text
+    with pytest.raises(SystemExit):
+        main(["predict", "--help"])
+    assert "Rank labels for documents" in capsys.readouterr().out

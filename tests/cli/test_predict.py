@@ -1,6 +1,7 @@
 import gzip
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -64,9 +65,37 @@ def test_it_streams(ckpt, tmp_path, monkeypatch):
 def test_bad_lines_are_named_and_no_half_file_stays(ckpt, tmp_path, fails):
     source, target = tmp_path / "docs.jsonl", tmp_path / "tags.jsonl"
     source.write_text('{"text": "fine"}\n{"txt": "no text"}\n')
-    assert "line 2: no text in 'text'" in fails("predict", f"--ckpt={ckpt}", f"--input={source}", f"--out={target}")
+    assert "line 2: no column 'text'" in fails("predict", f"--ckpt={ckpt}", f"--input={source}", f"--out={target}")
     source.write_text('{"text": "fine"}\n{"text": \n')
     assert "line 2: broken JSON" in fails("predict", f"--ckpt={ckpt}", f"--input={source}", f"--out={target}")
     assert {p.name for p in tmp_path.iterdir() if "tags" in p.name} == set()
     assert "no such file" in fails("predict", f"--ckpt={ckpt}", "--input=nowhere.jsonl")
-    assert "at least one label" in fails("predict", f"--ckpt={ckpt}", f"--input={source}", "--k=0")
+    assert "must be at least 1" in fails("predict", f"--ckpt={ckpt}", f"--input={source}", "--k=0")
+    assert "must be at least 1" in fails("predict", f"--ckpt={ckpt}", f"--input={source}", "--batch_size=0")
+    assert "not a file in an existing folder" in fails(
+        "predict", f"--ckpt={ckpt}", f"--input={source}", f"--out={tmp_path}"
+    )
+    assert "no device" in fails("predict", f"--ckpt={ckpt}", f"--input={source}", "--device=tpu9")
+
+
+def test_tables_and_json_after_a_blank_line(ckpt, tmp_path, monkeypatch, capsys):
+    (tmp_path / "docs.csv").write_text("key,body\na,first text\nb,second text\n")
+    target = tmp_path / "tags.jsonl"
+    columns = ["--text_column=body", "--id_column=key"]
+    main(["predict", f"--ckpt={ckpt}", f"--input={tmp_path / 'docs.csv'}", f"--out={target}", *columns])
+    assert [row["id"] for row in rows(target)] == ["a", "b"]
+    monkeypatch.setattr("sys.stdin", io.StringIO('\n{"id": 7, "text": "a text"}\n'))
+    capsys.readouterr()
+    main(["predict", f"--ckpt={ckpt}", "--input=-"])
+    assert json.loads(capsys.readouterr().out)["id"] == 7
+
+
+def test_a_pipe_stays_a_pipe(ckpt, tmp_path):
+    (tmp_path / "in.txt").write_text("a document\n")
+    main(["predict", f"--ckpt={ckpt}", f"--input={tmp_path / 'in.txt'}", "--out=/dev/null"])
+    assert Path("/dev/null").is_char_device()
+
+
+def test_one_string_is_not_a_list_of_texts(ckpt):
+    with pytest.raises(TypeError, match="give a list"):
+        zoo.load(ckpt).tag("a text")

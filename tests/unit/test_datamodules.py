@@ -87,7 +87,7 @@ def test_evaluation_batches_cover_the_split_with_their_own_size(tmp_path):
 def test_a_missing_test_split_is_told_when_it_is_needed(tmp_path):
     data = text_files(tmp_path)
     assert len(data.val_dataloader()) == 1
-    with pytest.raises(UserError, match=r"there are no test documents; give them with --data\.test"):
+    with pytest.raises(UserError, match=r"there are no test documents"):
         data.test_dataloader()
 
 
@@ -153,16 +153,18 @@ def test_missing_word_vectors(tmp_path):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    data = TextFiles(str(tmp_path / "none.jsonl"), cache_dir=str(tmp_path))
-    with pytest.raises(CorpusMissingError, match=r"no such file: .*none\.jsonl \(--data\.train\)"):
+    # not even `on_missing: sample` makes a misspelt path run on something else
+    data = TextFiles(str(tmp_path / "none.jsonl"), on_missing="sample", cache_dir=str(tmp_path))
+    with pytest.raises(UserError, match=r"no such file: .*none\.jsonl \(--data\.train\)"):
         _ = data.corpus
     data = TextFiles(put(tmp_path / "train.jsonl", many(3)), test="gone.csv", cache_dir=str(tmp_path))
     with pytest.raises(UserError, match=r"gone\.csv \(--data\.test\)"):
         _ = data.corpus
 
 
-def test_a_missing_file_may_be_replaced_by_the_sample(tmp_path, capsys):
-    data = TextFiles(str(tmp_path / "none.jsonl"), on_missing="sample", cache_dir=str(tmp_path))
+def test_a_missing_named_corpus_may_be_replaced_by_the_sample(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("ZOO_DATA", raising=False)
+    data = Reuters(on_missing="sample", cache_dir=str(tmp_path))
     assert data.is_sample
     assert data.corpus_name == "sample"
     assert "SAMPLE" in capsys.readouterr().err
@@ -295,7 +297,7 @@ def test_a_failed_download_leaves_nothing_behind(tmp_path, no_network):
     message = str(caught.value)
     assert f"Hugging Face hub: no way to {eurlex.HUB}; archive.org: no way to {eurlex.ARCHIVE}" in message
     assert "second line" not in message
-    assert [path for path in (tmp_path / "cache").rglob("*") if path.name != "corpora"] == []
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.name not in ("corpora", "eurlex57k.lock")] == []
 
 
 def test_a_broken_archive_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -307,7 +309,7 @@ def test_a_broken_archive_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(eurlex, "reach", reach)
     with pytest.raises(CorpusMissingError, match=r"archive\.org: File is not a zip file"):
         _ = eurlex57k(tmp_path).corpus
-    assert [path for path in (tmp_path / "cache").rglob("*") if path.name != "corpora"] == []
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.name not in ("corpora", "eurlex57k.lock")] == []
 
 
 def test_without_download_nobody_is_asked(tmp_path, no_network):
@@ -339,3 +341,12 @@ def test_sample_in_a_small_size(tmp_path):
 def test_an_impossible_sample_is_a_mistake_of_the_user(tmp_path):
     with pytest.raises(UserError, match="the sample cannot be made"):
         Sample(num_documents=2, num_labels=500, cache_dir=str(tmp_path))
+
+
+def test_the_kind_of_file_is_part_of_the_cache_key(tmp_path):
+    text = "id\tlabels\ttext\n" + "".join(f"d{i}\tx\tword\n" for i in range(40))
+    for name in ("train.txt", "train.tsv"):
+        (tmp_path / name).write_text(text)
+    as_lines, as_table = (TextFiles(str(tmp_path / n), cache_dir=str(tmp_path)) for n in ("train.txt", "train.tsv"))
+    assert as_lines.space.reference_documents == 41  # its first line is a document
+    assert as_table.space.reference_documents == 40

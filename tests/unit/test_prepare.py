@@ -215,7 +215,7 @@ def test_bad_rows_are_reported_once(tmp_path):
 
 @pytest.mark.parametrize("train", [[], [document("1", []), document("2", [])]])
 def test_no_labelled_training_document_is_a_mistake_of_the_user(tmp_path, train):
-    with pytest.raises(UserError, match="no training document has a label"):
+    with pytest.raises(UserError, match="no document of the training files has a label"):
         _ = make(tmp_path, train).prepared
     assert folders(tmp_path / "cache") == []
 
@@ -234,7 +234,7 @@ def test_second_use_reads_the_cache(tmp_path, monkeypatch):
     assert second.folder == first.folder
     assert second.space == first.space
     assert second.report == first.report
-    assert second.vocabulary.to_text() == first.vocabulary.to_text()
+    assert second.vocabulary.text == first.vocabulary.text
 
 
 CHANGES = [

@@ -66,14 +66,14 @@ def test_long_texts_keep_their_beginning():
 
 def test_text_form_gives_equal_encodings():
     one = build_words(TEXTS, 100, 3)
-    other = Vocabulary.from_text(one.to_text(), 3)
+    other = Vocabulary.from_text(one.text, 3)
     texts = [*TEXTS, "", "unheard of", "The the the the"]
     assert one.encode(texts) == other.encode(texts)
     assert (one.size, one.pad_id, one.unk_id, one.words()) == (other.size, other.pad_id, other.unk_id, other.words())
 
 
 def test_text_form_takes_another_length():
-    longer = Vocabulary.from_text(build_words(TEXTS, 100, 1).to_text(), 3)
+    longer = Vocabulary.from_text(build_words(TEXTS, 100, 1).text, 3)
     assert spelled(longer, "the cat sat dog") == ["the", "cat", "sat"]
 
 
@@ -137,12 +137,12 @@ def test_pretrained_tokenizer_from_a_folder(bert_like):
 def test_truncation_keeps_the_end_token(bert_like):
     vocabulary = load_pretrained(bert_like, 4)
     assert spelled(vocabulary, "the cat sat the cat") == ["[CLS]", "the", "cat", "[SEP]"]
-    again = Vocabulary.from_text(vocabulary.to_text(), 4)
+    again = Vocabulary.from_text(vocabulary.text, 4)
     assert spelled(again, "the cat sat the cat") == ["[CLS]", "the", "cat", "[SEP]"]
 
 
 def test_padding_that_a_tokenizer_file_asks_for_is_left_out():
-    tokenizer = Tokenizer.from_str(build_words(TEXTS, 100, 50).to_text())
+    tokenizer = Tokenizer.from_str(build_words(TEXTS, 100, 50).text)
     tokenizer.enable_padding(length=8)
     assert Vocabulary.from_text(tokenizer.to_str(), 50).encode(["the cat"]) == [[2, 3]]
 
