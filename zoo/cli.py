@@ -45,8 +45,6 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
     # `mode` has no effect without a monitor, but tells its state from that of a plain ModelCheckpoint of the user's
     "last": {"filename": "last", "mode": "max", "save_on_train_epoch_end": True, "enable_version_counter": False},
 }
-
-
 HINT = " (ZOO_TRACEBACK=1 shows where it came from)"
 
 
@@ -218,8 +216,6 @@ def explain(error: BaseException | None) -> str | None:
         if isinstance(error, UserError | MisconfigurationException):
             return " ".join(str(error).split())
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            return (
-                f"the disk is full ({error.filename or 'no file named'}): free some space; older checkpoints are whole"
-            )
+            return f"the disk is full ({error.filename or 'no file named'}): free some space and run again"
         error = error.__cause__ or error.__context__
     return None

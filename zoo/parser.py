@@ -36,10 +36,20 @@ def fail(message: str) -> NoReturn:
 
 
 def condense(message: str) -> str:
-    """A jsonargparse message, which may be a page, as one line."""
+    """A jsonargparse message, which may be a page, as one line that says what to do."""
     lines = [line.strip(" -") for line in message.splitlines() if not NOISE.match(line)]
     text = " ".join(line for line in lines if line and "does not validate against any" not in line.lower())
     text = re.sub(r"\s+", " ", text).strip()
+    if found := re.search(r"dot import path string: (\S+)", text):
+        key = re.search(r'Parser key "([^"]+)"', text)
+        where = f"{key[1]}: " if key else ""
+        return f"{where}there is no {found[1]!r}; see `python -m zoo list`, or give a dotted path"
+    if "arguments are required" in text and ".model." in text:
+        return f"{text}; give an experiment with --config, see `python -m zoo list`"
+    if '"subcommand"' in text:
+        return f"{text.rstrip('.')}; the commands are fit, validate, test, predict and list"
+    if "is not accepted" in text:
+        return f"{text}; `--print_config` shows the keys there are"
     return text
 
 
