@@ -1,5 +1,9 @@
 """Lightning callbacks: what happens around training."""
 
+from callbacks.last import LastCheckpoint
+from callbacks.progress import StageProgressBar
 from callbacks.report import RunReport
+from callbacks.schedule import StageSchedule
+from callbacks.stages import Stage
 
-__all__ = ["RunReport"]
+__all__ = ["LastCheckpoint", "RunReport", "Stage", "StageProgressBar", "StageSchedule"]

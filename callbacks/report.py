@@ -15,12 +15,19 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
 
-from datamodules.batch import FREQUENCY_CLASSES, LabelSpace
+from datamodules.batch import LabelSpace
 from datamodules.files import written_whole
 
 KS = (1, 3, 5)
 RANKING = ("P", "nDCG", "PSP", "PSnDCG", "R", "RP")
-RANGES = {"few": "few, up to 20", "medium": "medium, 21 to 100", "many": "many, over 100", "all": "all"}
+RANGES = {
+    "oneshot": "a single one",
+    "rare": "one to 3",
+    "few": "few, up to 20",
+    "medium": "medium, 21 to 100",
+    "many": "many, over 100",
+    "all": "all",
+}
 
 
 class RunReport(pl.Callback):
@@ -34,8 +41,16 @@ class RunReport(pl.Callback):
 
     def __init__(self, title: str, facts: Mapping[str, Any] | None = None, folder: Path | None = None) -> None:
         self.title, self.facts, self.folder = title, dict(facts or {}), folder
+        self.seconds = 0.0  # of training, in all parts of a continued run
         self.started: float | None = None
-        self.seconds = 0.0
+        self.has_fitted = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self._seconds_so_far()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if not self.has_fitted:  # the test after a fit loads the best checkpoint, whose seconds are among ours
+            self.seconds = float(state_dict.get("seconds", 0.0))
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.started = time.monotonic()
@@ -48,7 +63,7 @@ class RunReport(pl.Callback):
             run.log({"data/label_frequency": wandb.Histogram(np_histogram=np.histogram(space.counts, bins))})
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.seconds = time.monotonic() - (self.started or time.monotonic())
+        self.seconds, self.started, self.has_fitted = self._seconds_so_far(), None, True
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn == "validate":  # not the validation within fit
@@ -56,6 +71,9 @@ class RunReport(pl.Callback):
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._report(trainer, pl_module, "test")
+
+    def _seconds_so_far(self) -> float:
+        return self.seconds + (0.0 if self.started is None else time.monotonic() - self.started)
 
     def _report(self, trainer: pl.Trainer, module: pl.LightningModule, split: str) -> None:
         if not trainer.is_global_zero:
@@ -89,7 +107,7 @@ def tables(title: str, metrics: Mapping[str, float]) -> Group:
     for name in RANKING:
         ranking.add_row(name, *(percent(metrics[f"{name}@{k}"]) for k in KS))
     labels = Table("labels by training documents", "measured", "macro P@5", "macro R@5", "macro F@5")
-    for group in (*FREQUENCY_CLASSES, "all"):
+    for group in RANGES:
         values = (percent(metrics[f"macro{name}@5/{group}"]) for name in "PRF")
         labels.add_row(RANGES[group], f"{metrics[f'labels/{group}']:,.0f}", *values)
     for table in (ranking, labels):

@@ -6,7 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytorch_lightning as pl
@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from torch.utils.data import DataLoader
 
-from datamodules.batch import Batch, LabelSpace
+from datamodules.batch import Batch, LabelSpace, Targets
 from datamodules.errors import UserError
 from datamodules.files import written_whole
 from datamodules.prepare import Corpus, Prepared, Settings, cache_errors, prepare
@@ -83,6 +83,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
         default = os.environ.get("ZOO_CACHE") or Path.home() / ".cache" / "xmc-zoo"
         self.cache_dir = Path(cache_dir or default).expanduser()
         self.vector_coverage: float | None = None  # share of words that pretrained vectors were found for
+        self.chosen: np.ndarray | None = None  # training documents to take, of `train_targets`; all if not given
 
     @abstractmethod
     def find_corpus(self) -> Corpus:
@@ -145,6 +146,10 @@ class TextDataModule(pl.LightningDataModule, ABC):
         note(f"{found.name}: vectors for {vectors.coverage:.1%} of the {self.space.vocab_size:,} words")
         return vectors
 
+    def train_targets(self) -> Targets:
+        """Labels of all training documents, in corpus order."""
+        return self._rows("train").targets()
+
     def train_dataloader(self) -> DataLoader[Batch]:
         rows = self._rows("train")
         epoch = skip = 0
@@ -154,7 +159,12 @@ class TextDataModule(pl.LightningDataModule, ABC):
             loop = self.trainer.fit_loop
             epoch = loop.epoch_progress.current.processed  # type: ignore[attr-defined]
             skip = loop.epoch_loop.batch_progress.current.ready if loop.restarting else 0
-        return self._loader(rows, self._sampler(rows, self.batch_size, shuffle=True, epoch=epoch, skip=skip))
+        sampler = self._sampler(rows, self.batch_size, self.chosen, shuffle=True, epoch=epoch, skip=skip)
+        return self._loader(rows, sampler)
+
+    def pass_dataloader(self) -> DataLoader[Batch]:
+        """Every training document once, over all processes together."""
+        return self._eval_loader("train")
 
     def val_dataloader(self) -> DataLoader[Batch]:
         return self._eval_loader("val")
@@ -173,19 +183,12 @@ class TextDataModule(pl.LightningDataModule, ABC):
         return rows
 
     def _sampler(
-        self, rows: EncodedRows, batch_size: int, shuffle: bool = False, epoch: int = 0, skip: int = 0
+        self, rows: EncodedRows, batch_size: int, chosen: np.ndarray | None = None, **kwargs: Any
     ) -> LengthBatches:
+        if chosen is not None and not len(chosen):
+            raise UserError(f"{self.corpus_name}: the stage has no documents to train on")
         rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        return LengthBatches(
-            rows.lengths,
-            batch_size,
-            shuffle=shuffle,
-            seed=self.seed,
-            rank=rank,
-            world=world,
-            epoch=epoch,
-            skip=skip,
-        )
+        return LengthBatches(rows.lengths, batch_size, chosen=chosen, seed=self.seed, rank=rank, world=world, **kwargs)
 
     def _loader(self, rows: EncodedRows, sampler: LengthBatches) -> DataLoader[Batch]:
         return DataLoader(

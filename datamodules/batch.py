@@ -99,6 +99,7 @@ class LabelSpace:
     reference_documents: int = 0
     propensity_a: float = 0.55
     propensity_b: float = 1.5
+    added: int = 0  # the last of `names`, which a trained model learned later: tail in every split
 
     def __post_init__(self) -> None:
         self.reference_counts = self.reference_counts or [*self.counts, *(0 for _ in self.unseen)]
@@ -137,17 +138,22 @@ class LabelSpace:
 
     def head_by_count(self, threshold: int) -> Tensor:
         """Mask of labels with at least `threshold` training documents (LSFA's split)."""
-        return torch.tensor(self.counts) >= threshold
+        return (torch.tensor(self.counts) >= threshold) & self._trained()
 
     def head_by_tail_size(self, num_tail: int) -> Tensor:
         """Mask of all labels but the `num_tail` rarest (HTTN's split)."""
-        return self._first(self.num_labels - num_tail)
+        return self._first(self.num_labels - self.added - num_tail)
 
     def head_by_fraction(self, fraction: float) -> Tensor:
         """Mask of the most frequent floor(fraction * labels) (Taug's split)."""
-        return self._first(math.floor(fraction * self.num_labels + 1e-9))
+        return self._first(math.floor(fraction * (self.num_labels - self.added) + 1e-9))
+
+    def _trained(self) -> Tensor:
+        return torch.arange(self.num_labels) < self.num_labels - self.added
 
     def _first(self, size: int) -> Tensor:
+        order = self.by_frequency()
+        order = order[self._trained()[order]]
         mask = torch.zeros(self.num_labels, dtype=torch.bool)
-        mask[self.by_frequency()[: max(size, 0)]] = True
+        mask[order[: max(size, 0)]] = True
         return mask

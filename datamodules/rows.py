@@ -83,6 +83,13 @@ class EncodedRows(Dataset[Batch]):
         for i in range(self._file.num_record_batches):
             yield from self._file.get_batch(i).column("id").to_pylist()
 
+    def targets(self) -> Targets:
+        """Labels of all documents."""
+        counts = np.concatenate([np.diff(labels.offsets) for labels in self._labels] or [np.zeros(0, dtype=np.int64)])
+        values = [labels.values[labels.offsets[0] : labels.offsets[-1]] for labels in self._labels]
+        indices = np.concatenate(values or [np.zeros(0)]).astype(np.int64)
+        return Targets(torch.from_numpy(np.concatenate([[0], counts.cumsum()])), torch.from_numpy(indices))
+
     def __getitem__(self, rows: list[int]) -> Batch:
         places = [row if row >= 0 else ~row for row in rows]
         tokens = [self._tokens[p // CHUNK][p % CHUNK] for p in places]

@@ -12,7 +12,7 @@ POOL = 64  # batches that are sorted by length together: larger pads less and sh
 
 
 class LengthBatches(Sampler[list[int]]):
-    """Lists of row numbers; each row comes once in an epoch, over all ranks together.
+    """Lists of row numbers; each row (each of `chosen`, if given) comes once in an epoch, over all ranks together.
 
     The order is a function of (seed, epoch) alone. Rows are shuffled, sorted by length within pools, cut into
     groups of `batch_size * world` that every rank takes its share of, and the groups are shuffled. Where rows
@@ -24,6 +24,7 @@ class LengthBatches(Sampler[list[int]]):
         lengths: np.ndarray,
         batch_size: int,
         *,
+        chosen: np.ndarray | None = None,
         shuffle: bool = False,
         seed: int = 0,
         rank: int = 0,
@@ -31,7 +32,9 @@ class LengthBatches(Sampler[list[int]]):
         epoch: int = 0,
         skip: int = 0,
     ) -> None:
-        self.lengths, self.batch_size, self.shuffle, self.seed = lengths, batch_size, shuffle, seed
+        self.chosen = np.arange(len(lengths)) if chosen is None else chosen
+        self.lengths = lengths[self.chosen]
+        self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.rank, self.world, self.epoch, self.skip = rank, world, epoch, skip
 
     def set_epoch(self, epoch: int) -> None:
@@ -44,8 +47,8 @@ class LengthBatches(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         skip, self.skip = self.skip, 0  # batches seen before a resume, in the first epoch only
         for group in self._groups()[skip:]:
-            mine = group[self.rank :: self.world].tolist()
-            yield mine or [~int(group[0])]
+            mine = self.chosen[group[self.rank :: self.world]].tolist()
+            yield mine or [~int(self.chosen[group[0]])]
 
     def _groups(self) -> list[np.ndarray]:
         random = np.random.default_rng((self.seed, self.epoch))

@@ -2,5 +2,6 @@
 
 from heads.base import DenseHead, Head, Ranking
 from heads.linear import Linear
+from heads.prototype_transfer import PrototypeTransfer
 
-__all__ = ["DenseHead", "Head", "Linear", "Ranking"]
+__all__ = ["DenseHead", "Head", "Linear", "PrototypeTransfer", "Ranking"]

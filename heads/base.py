@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Features
-from datamodules.batch import LabelSpace, Targets
+from datamodules.batch import Batch, LabelSpace, Targets
+from datamodules.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -20,10 +23,33 @@ class Ranking:
     labels: Tensor  # (batch, k) int64
 
 
+class TransitionContext(Protocol):
+    """What a head may use in a transition between stages, which runs on every process at once."""
+
+    seed: int  # of the run: draws that begin with it are the same on every process
+
+    def train_targets(self) -> Targets:
+        """Labels of all training documents, in corpus order."""
+
+    def train_features(self) -> Iterator[tuple[Features, Batch]]:
+        """Every training document once over all processes together, in evaluation mode; `batch.rows` numbers them."""
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum of `value` over all processes."""
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Numbers worth keeping, for the logger."""
+
+
 class Head(nn.Module, ABC):
-    """Scores labels from features. `DenseHead` is the short way to a new one."""
+    """Scores labels from features. `DenseHead` is the short way to a new one.
+
+    A method that takes a `TransitionContext` can be named in `on_enter` of a stage; one that takes the training
+    `Targets` and a seed, and returns row numbers, in its `documents`.
+    """
 
     needs_tokens: bool = False  # True: refuses a backbone that has no token states
+    transitions: tuple[str, ...] = ()  # methods that some stage must name in `on_enter`
 
     def __init__(self, dim: int, space: LabelSpace) -> None:
         super().__init__()
@@ -36,6 +62,13 @@ class Head(nn.Module, ABC):
     @abstractmethod
     def rank(self, features: Features, k: int) -> Ranking:
         """The k best labels."""
+
+    def learn_labels(self, space: LabelSpace, examples: Iterable[tuple[Features, Targets]]) -> None:
+        """Without training: take in the labels that `space` has at its end, and update known ones, from documents.
+
+        Counts of known labels in `space` are those from before.
+        """
+        raise UserError(f"{type(self).__name__} cannot make a classifier from a few documents: PrototypeTransfer can")
 
 
 class DenseHead(Head):

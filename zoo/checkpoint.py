@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from argparse import ArgumentError
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import yaml
 from jsonargparse import ArgumentParser
+from lightning_fabric.utilities.types import _PATH
+from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from datamodules.batch import LabelSpace
 from datamodules.errors import UserError, first_line
+from datamodules.files import written_whole
 from datamodules.vocab import Vocabulary
 from zoo.module import ZooModule
 
@@ -54,3 +57,40 @@ def build(config: dict[str, Any], space: LabelSpace) -> ZooModule:
         raise UserError(f"the checkpoint names parts that cannot be found here: {reason}") from error
     parts = parser.instantiate_classes(parsed, instantiate_groups=False).model
     return ZooModule(space, **vars(parts))
+
+
+class WholeCheckpoints(TorchCheckpointIO):
+    """Lightning's, but a kill, a power cut or a full disk leaves the older file as it was."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
+        if storage_options is not None or "://" in str(path):
+            return super().save_checkpoint(checkpoint, path, storage_options)
+        target, watched = Path(path), None
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with written_whole(target) as aside, aside.open("wb") as file:
+                watched = WatchedFile(file)
+                torch.save(checkpoint, watched)  # type: ignore[arg-type]  # it needs no more than these methods
+        except (OSError, RuntimeError) as error:
+            cause = (watched and watched.error) or error
+            if not isinstance(cause, OSError):
+                raise
+            raise OSError(cause.errno, cause.strerror, str(target)) from cause
+
+
+class WatchedFile:
+    """Passes on what is written, and remembers why that failed: torch raises an error without the reason."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()

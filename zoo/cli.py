@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import signal
 import sys
 import tempfile
 import warnings
@@ -13,39 +14,58 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import auto_cli
+from jsonargparse import Namespace, auto_cli
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from pytorch_lightning import Trainer
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from callbacks import RunReport
+from callbacks import LastCheckpoint, RunReport, Stage, StageProgressBar, StageSchedule
 from datamodules import TextDataModule
 from datamodules.base import note
 from datamodules.errors import UserError, first_line
+from datamodules.progress import is_first_process
 from zoo.catalog import first_sentence, list_parts, load_plugins
-from zoo.checkpoint import read_checkpoint
+from zoo.checkpoint import WholeCheckpoints, read_checkpoint
 from zoo.module import ZooModule
-from zoo.parser import OneLineParser, fail, resolve_config
+from zoo.parser import OneLineParser, fail, resolve_files
 from zoo.predict import predict
-from zoo.runs import WandbSettings, close_run, make_loggers, run_folder
+from zoo.runs import WandbSettings, close_run, drop_rows_after, make_loggers, run_folder
 
 VERBS: dict[str, Callable[..., None]] = {"predict": predict, "list": list_parts}
 TRAINER_DEFAULTS = {"use_distributed_sampler": False}  # the zoo's own sampler shares rows among ranks
 SILENCED = (
     "LightningCLI's args parameter",  # meant for scripts
+    "callbacks used to create the checkpoint",  # those of training, which a test does not need
     "dataloader is not resumable",  # its sampler is
     r"isinstance\(treespec, LeafSpec\)",  # between Lightning and torch
     "sync_dist=True",  # metrics are reduced before they are logged
+    "exists and is not empty",  # so it is in a run that goes on
+    "smaller than the logging interval",  # true of every small stage
 )
 DESCRIPTION = "Train and test; further commands: predict (label documents), list (what there is to choose from)."
-# Two files: Lightning's own `save_last` writes only when there is a new best.
-CHECKPOINTS: dict[str, dict[str, Any]] = {
-    "best": {"monitor": "val/nDCG@5", "mode": "max", "filename": "best", "enable_version_counter": False},
-    # `mode` has no effect without a monitor, but tells its state from that of a plain ModelCheckpoint of the user's
-    "last": {"filename": "last", "mode": "max", "save_on_train_epoch_end": True, "enable_version_counter": False},
-}
+BEST = {"monitor": "val/nDCG@5", "mode": "max", "filename": "best", "enable_version_counter": False}
+SHARDED = ("fsdp", "deepspeed", "xla", "single_xla")  # strategies that the stages cannot serve
 HINT = " (ZOO_TRACEBACK=1 shows where it came from)"
+
+
+def as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+
+
+def check_training(config: Namespace) -> None:
+    trainer = config.trainer
+    if trainer.overfit_batches:
+        raise UserError("--trainer.overfit_batches replaces the zoo's sampler: use --data.limit_train instead")
+    if bool(config.from_stage) != bool(config.ckpt):
+        raise UserError("--from_stage NAME and --ckpt F go together; to continue a run, give --ckpt_path last")
+    if config.from_stage and config.ckpt_path:
+        raise UserError("--ckpt_path continues a run, --from_stage starts a new one: give one of them")
+    if config.stages and trainer.max_epochs is not None:
+        raise UserError("each stage has its own epochs: give --stages.NAME.epochs instead of --trainer.max_epochs")
+    if isinstance(trainer.strategy, str) and trainer.strategy.startswith(SHARDED):
+        raise UserError(f"--trainer.strategy={trainer.strategy} cannot be used: stages need whole weights; take ddp")
 
 
 class ZooCLI(LightningCLI):
@@ -61,12 +81,15 @@ class ZooCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("data.space", "model.space", apply_on="instantiate")
-        for file, defaults in CHECKPOINTS.items():
-            parser.add_lightning_class_args(ModelCheckpoint, file)
-            parser.set_defaults({f"{file}.{name}": value for name, value in defaults.items()})
+        parser.add_lightning_class_args(ModelCheckpoint, "best")
+        parser.set_defaults({f"best.{name}": value for name, value in BEST.items()})
+        parser.add_lightning_class_args(LastCheckpoint, "last")
         parser.add_class_arguments(WandbSettings, "wandb")
         parser.add_argument("--runs", type=str, default="runs", help="Folder for run folders.")
         parser.add_argument("--name", type=str, default="", help="Name of the experiment; by default its file's.")
+        parser.add_argument("--stages", type=list[Stage] | None, default=None, help="Stages of training, in order.")
+        parser.add_argument("--from_stage", type=str | None, default=None, help="Begin here, with weights of --ckpt.")
+        parser.add_argument("--ckpt", type=str | None, default=None, help="Checkpoint: whose weights to start from.")
         parser.add_argument("--final_test", type=bool, default=True, help="After fit, test the best checkpoint.")
 
     def before_instantiate_classes(self) -> None:
@@ -75,10 +98,11 @@ class ZooCLI(LightningCLI):
         config.name = self.experiment = config.name or (Path(str(files[-1])).stem if files else "run")
         if Path(config.name).name != config.name:
             raise UserError(f"--name={config.name} is not a name: it becomes a folder of --runs")
-        if config.ckpt_path is not None and not Path(config.ckpt_path).is_file():
+        resume = self.subcommand == "fit" and config.ckpt_path == "last"
+        if config.ckpt_path is not None and not resume and not Path(config.ckpt_path).is_file():
             raise UserError(f"no such checkpoint: {config.ckpt_path}")
-        if config.trainer.overfit_batches:
-            raise UserError("--trainer.overfit_batches replaces the zoo's sampler: use --data.limit_train instead")
+        if self.subcommand == "fit":
+            check_training(config)
 
     def instantiate_classes(self) -> None:
         try:
@@ -92,8 +116,15 @@ class ZooCLI(LightningCLI):
         name = f"{self.experiment}-sample" if sample else self.experiment
         folder = None
         if self.subcommand == "fit":
-            folder = run_folder(self._get(self.config, "runs"), self.experiment, sample)
+            config = self.config_init["fit"]
+            resume = config.ckpt_path == "last"
+            folder = run_folder(config.runs, self.experiment, sample, resume)
+            if resume:
+                config.ckpt_path = self.continue_in(folder)
             kwargs["default_root_dir"] = folder
+            if config.stages:
+                kwargs["max_epochs"] = sum(stage.epochs for stage in config.stages)
+            kwargs["plugins"] = [WholeCheckpoints(), *as_list(self._get(self.config_init, "trainer").plugins)]
             if self._get(self.config, "trainer").logger in (None, True):
                 kwargs["logger"] = make_loggers(folder, name, self._get(self.config_init, "wandb"))
         else:
@@ -106,8 +137,30 @@ class ZooCLI(LightningCLI):
             "seed": self._get(self.config, "seed_everything"),
         }
         corpus = "the built-in sample" if sample else self.datamodule.corpus_name
-        self.trainer_defaults["callbacks"] = [RunReport(f"{self.experiment} on {corpus}", self.facts, folder)]
+        report = RunReport(f"{self.experiment} on {corpus}", self.facts, folder)
+        self.trainer_defaults["callbacks"] = [*self.training_callbacks(), report]
         return super().instantiate_trainer(**kwargs)
+
+    def training_callbacks(self) -> list[Callback]:
+        """In this order: the bar shows the stage that has begun."""
+        if self.subcommand != "fit":
+            return []
+        config, trainer = self.config_init["fit"], self._get(self.config_init, "trainer")
+        if config.from_stage:
+            self.model.start = read_checkpoint(config.ckpt)
+        own = any(isinstance(callback, ProgressBar) for callback in as_list(trainer.callbacks))
+        bar = [] if own or trainer.enable_progress_bar is False else [StageProgressBar()]
+        return [StageSchedule(config.stages, config.from_stage), *bar]
+
+    def continue_in(self, folder: Path) -> str | None:
+        """The newest checkpoint of a run; its log loses what came after."""
+        last = folder / "checkpoints" / "last.ckpt"
+        if not last.is_file():
+            note(f"{folder} has no checkpoint yet: the run begins anew there")
+            return None
+        if is_first_process():
+            drop_rows_after(folder, read_checkpoint(last)["global_step"] - 1)
+        return str(last)
 
     def after_instantiate_classes(self) -> None:
         config = self.config[self.subcommand] if self.subcommand else self.config
@@ -134,33 +187,6 @@ class ZooCLI(LightningCLI):
 
     def test(self, **kwargs: Any) -> None:
         self.trainer.test(verbose=False, weights_only=True, **kwargs)
-
-
-def resolve_files(argv: list[str], folder: Path) -> list[str]:
-    """Arguments with every `--config` resolved, and `--ckpt F` turned into the configuration that F carries."""
-    resolved, options = [], iter(argv)
-    for argument in options:
-        option, given, value = argument.partition("=")
-        if option not in ("--config", "-c", "--ckpt"):
-            resolved.append(argument)
-            continue
-        value = value if given else next(options, "")
-        place = folder / str(len(resolved))  # files of one name may come from two folders
-        place.mkdir()
-        if option == "--ckpt":
-            resolved += ["--config", str(config_of(value, place)), "--ckpt_path", value]
-        else:
-            resolved += ["--config", str(resolve_config(value, place))]
-    return resolved
-
-
-def config_of(checkpoint: str, folder: Path) -> Path:
-    """What a checkpoint was trained with, as far as a test needs it."""
-    config = yaml.safe_load(read_checkpoint(checkpoint)["zoo"]["config"] or "{}")
-    kept = ("seed_everything", "name", "model", "data")
-    file = folder / f"{Path(checkpoint).stem}.yaml"
-    file.write_text(yaml.safe_dump({key: config[key] for key in kept if key in config}), "utf8")
-    return file
 
 
 def run(argv: list[str]) -> None:
@@ -201,6 +227,9 @@ def main(args: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")
         raise SystemExit(130) from None
+    except SIGTERMException:
+        sys.stderr.write("stopped by SIGTERM; `--ckpt_path last` goes on from here\n")
+        raise SystemExit(128 + signal.SIGTERM) from None
     except BrokenPipeError:  # whoever reads our output has gone: nothing is left to say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None

@@ -29,8 +29,8 @@ class RankingMetrics(Metric):
       that of the k largest w in each y; `PSnDCG@k` does so with discounted sums, each first divided by its I_k.
     - `macroP@5`, `macroR@5`, `macroF@5`: of a label predicted p times in the top 5, t times rightly, and true y
       times, t / p (0 if p = 0), t / y and 2 t / (p + y). The mean is over the labels with y > 0 in `all`, in a
-      class of `LabelSpace.frequency_class`, or in a bin of training frequency (`bin01` is the most frequent);
-      `labels/<group>` tells how many these are.
+      class of `LabelSpace.frequency_class`, with one training document (`oneshot`), with one to three (`rare`), or
+      in a bin of training frequency (`bin01` is the most frequent); `labels/<group>` tells how many these are.
     - `microF1@0.5`, `macroF1@0.5`: 2 t / (p + y) of pooled counts, and its mean over labels with y > 0, where p
       counts the candidates with score >= 0.5. `@tuned` has `tuned_threshold` in place of 0.5, with the
       value that it had at each update.
@@ -44,6 +44,7 @@ class RankingMetrics(Metric):
     higher_is_better = True
 
     weights: Tensor  # (num_all,) inverse propensities
+    frequency: Tensor  # (num_all,) training documents
     frequency_class: Tensor  # (num_all,)
     frequency_bin: Tensor  # (num_all,)
     tuned_threshold: Tensor  # (), saved in checkpoints
@@ -62,6 +63,8 @@ class RankingMetrics(Metric):
         self.num_labels, self.num_all = space.num_labels, space.num_all
 
         self.register_buffer("weights", space.inverse_propensity(), persistent=False)
+        counts = torch.tensor([*space.counts, *(0 for _ in space.unseen)])
+        self.register_buffer("frequency", counts, persistent=False)
         self.register_buffer("frequency_class", space.frequency_class(), persistent=False)
         self.register_buffer("frequency_bin", frequency_bins(space, bins), persistent=False)
         self.register_buffer("tuned_threshold", torch.tensor(threshold, dtype=torch.float64))
@@ -204,6 +207,8 @@ class RankingMetrics(Metric):
     def _groups(self) -> Iterator[tuple[str, Tensor]]:
         """Name and mask (num_all,) of each group of labels."""
         yield "all", torch.ones_like(self.support, dtype=torch.bool)
+        yield "oneshot", self.frequency == 1
+        yield "rare", (self.frequency >= 1) & (self.frequency <= 3)
         for i, name in enumerate(FREQUENCY_CLASSES):
             yield name, self.frequency_class == i
         for i in range(int(self.frequency_bin.max()) + 1):

@@ -8,11 +8,13 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
-from torch import Tensor
+from torch import Tensor, nn
 
 from backbones import Backbone, Features
+from callbacks import Stage
 from datamodules import Batch, LabelSpace, TextDataModule
-from datamodules.errors import UserError
+from datamodules.base import note
+from datamodules.errors import UserError, first_line
 from datamodules.vocab import Vocabulary
 from heads import Head, Ranking
 from zoo.metrics import RankingMetrics
@@ -25,8 +27,8 @@ class ZooModule(pl.LightningModule):
         space: facts of the corpus; comes from the datamodule.
         backbone: encoder of documents.
         head: what scores labels.
-        optimizer: made anew for the trainable parameters.
-        lr_scheduler: stepped after each epoch.
+        optimizer: made anew for the parameters of each stage that has none of its own.
+        lr_scheduler: goes with `optimizer`, stepped after each epoch.
         depth: how many labels of a document are ranked for the metrics; F1 counts what is among them.
     """
 
@@ -52,11 +54,12 @@ class ZooModule(pl.LightningModule):
             )
         self.make_optimizer, self.make_scheduler = optimizer, lr_scheduler
         self.val_metrics, self.test_metrics = RankingMetrics(space), RankingMetrics(space)
-        self.stage = "train"
+        self.stage = Stage("main")  # `StageSchedule` moves it on
         self.finite = torch.tensor(True)
         # What a checkpoint carries beside weights, so that it can be rebuilt from the file alone.
         self.config_text: str | None = None
         self.vocabulary: Vocabulary | None = None
+        self.start: dict[str, Any] | None = None  # checkpoint to take weights from when training begins
 
     @property
     def threshold(self) -> float:
@@ -76,11 +79,16 @@ class ZooModule(pl.LightningModule):
                 raise UserError(f"processes have different corpora, this one {data.corpus_name}: prepare it once alone")
             if stage == "fit" and (vectors := data.word_vectors()) is not None:
                 self.backbone.load_vectors(vectors.matrix)
+        if stage == "fit" and self.start is not None:
+            self.on_load_checkpoint(self.start)
+            take_weights(self, self.start["state_dict"])
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        terms = self.head.loss(self(batch), batch.targets, self.stage)
+        stage = self.stage.name
+        terms = self.head.loss(self(batch), batch.targets, stage)
         for name, value in terms.items():
-            self.log(f"train/{name}", value.detach(), on_step=True, on_epoch=True, prog_bar=True, batch_size=len(batch))
+            key = f"train/{stage}/{name}"
+            self.log(key, value.detach(), on_step=True, on_epoch=True, prog_bar=True, batch_size=len(batch))
         self.finite = self.finite.to(self.device) & terms["loss"].detach().isfinite()
         return terms["loss"]
 
@@ -122,13 +130,20 @@ class ZooModule(pl.LightningModule):
         self.test_metrics.reset()
 
     def configure_optimizers(self) -> Any:
-        try:
-            optimizer = self.make_optimizer([p for p in self.parameters() if p.requires_grad])
-        except ValueError as error:
-            raise UserError(f"the optimizer cannot be made: {error}") from error
-        if self.make_scheduler is None:
+        stage = self.stage
+        optimizer = self.optimizer_of(stage, {name: p for name, p in self.named_parameters() if p.requires_grad})
+        make = stage.lr_scheduler or (None if stage.optimizer else self.make_scheduler)
+        if make is None:
             return optimizer
-        return [optimizer], [self.make_scheduler(optimizer)]
+        scheduler = {"scheduler": make(optimizer), "interval": stage.lr_interval, "monitor": stage.monitor}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def optimizer_of(self, stage: Stage, parameters: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
+        """A new optimizer, as a stage wants it."""
+        try:
+            return (stage.optimizer or self.make_optimizer)(stage.parameter_groups(parameters))
+        except (TypeError, ValueError) as error:
+            raise UserError(f"stage {stage.name!r}: the optimizer cannot be made: {first_line(error)}") from error
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # plain values only: the file must open with torch.load(weights_only=True)
@@ -148,3 +163,12 @@ class ZooModule(pl.LightningModule):
             raise UserError("the checkpoint was trained on other labels: give it the corpus that it was trained on")
         if self.vocabulary and stored["tokenizer"] != self.vocabulary.text:
             raise UserError("the checkpoint was trained with another vocabulary: give it its own corpus and tokenizer")
+
+
+def take_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Start from another model's weights; what has another name or shape there starts anew, and is named."""
+    mine = module.state_dict()
+    fitting = {name: value for name, value in weights.items() if name in mine and mine[name].shape == value.shape}
+    module.load_state_dict(fitting, strict=False)
+    if anew := [name for name in mine if name not in fitting]:
+        note(f"not in the checkpoint, or of another shape, so they start anew: {', '.join(anew)}")

@@ -1,4 +1,4 @@
-"""Command-line mistakes in one line."""
+"""The command line: experiments put together from their parts, and mistakes in one line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import yaml
 from pytorch_lightning.cli import LightningArgumentParser
 
 from datamodules.errors import UserError
+from zoo.checkpoint import read_checkpoint
 
 LONGEST = 400  # characters of a line that a person still reads
 NOISE = re.compile(r"^\s*(Subtypes:|Given value type:|Given value:|Errors:|- Expected a <class 'NoneType'>)")
-SECTIONS = {"trainer", "model", "data", "best", "last", "wandb"}  # of settings
-SETTINGS = {"seed_everything", "name", "runs", "final_test", "ckpt_path"}
+SECTIONS = {"trainer", "model", "data", "stages", "best", "last", "wandb"}  # of settings
+SETTINGS = {"seed_everything", "name", "runs", "final_test", "ckpt", "ckpt_path", "from_stage"}
 
 
 class OneLineParser(LightningArgumentParser):
@@ -53,11 +54,53 @@ def condense(message: str) -> str:
     return text
 
 
-def resolve_config(config: str, folder: Path) -> Path:
+def resolve_files(argv: list[str], folder: Path) -> list[str]:
+    """Arguments with every `--config` resolved, `--stages.*` put into them, and `--ckpt F` giving what F carries."""
+    rest: list[str] = []
+    configs: list[tuple[str, Path]] = []
+    overrides: dict[str, Any] = {}
+    options, verb = iter(argv), argv[0] if argv else ""
+    for argument in options:
+        option, given, value = argument.partition("=")
+        if option not in ("--config", "-c", "--ckpt") and not option.startswith("--stages."):
+            rest.append(argument)
+            continue
+        value = value if given else next(options, "")
+        if option.startswith("--stages."):
+            overrides[option.removeprefix("--")] = yaml.safe_load(value)
+            continue
+        place = folder / str(len(configs) + len(rest))  # files of one name may come from two folders
+        place.mkdir()
+        if option == "--ckpt":
+            rest += ["--ckpt" if verb == "fit" else "--ckpt_path", value]
+            if verb != "fit" or not any(argument.startswith(("--config", "-c")) for argument in argv):
+                configs.append((str(config_of(value, verb, place)), place))
+        else:
+            configs.append((value, place))
+    files = [resolve_config(config, place, overrides) for config, place in configs]
+    if overrides and not files:
+        raise UserError("--stages.NAME.SETTING overrides a stage of an experiment: give one with --config")
+    return [*rest[:1], *(part for file in files for part in ("--config", str(file))), *rest[1:]]
+
+
+def config_of(checkpoint: str, verb: str, folder: Path) -> Path:
+    """What a checkpoint was trained with, as far as the command needs it."""
+    config = yaml.safe_load(read_checkpoint(checkpoint)["zoo"]["config"] or "{}")
+    kept = {"seed_everything", "name", "model", "data"} | (
+        {"trainer", "stages", "best", "last"} if verb == "fit" else set()
+    )
+    file = folder / f"{Path(checkpoint).stem}.yaml"
+    content = {key: value for key, value in config.items() if key in kept and value is not None}
+    file.write_text(yaml.safe_dump(content, sort_keys=False), "utf8")
+    return file
+
+
+def resolve_config(config: str, folder: Path, overrides: dict[str, Any]) -> Path:
     """An experiment with its parts put in, as a file of the same name in `folder`.
 
     A section may name a file, relative to its own, and dotted keys then override single settings of it:
-    `trainer: parts/trainer.yaml` and `trainer.max_epochs: 12`.
+    `trainer: parts/trainer.yaml` and `trainer.max_epochs: 12`. A stage goes by its name: `stages.finetune.epochs: 2`;
+    `overrides` are such keys from elsewhere.
     """
     path = Path(config)
     content = read_yaml(path)
@@ -71,16 +114,48 @@ def resolve_config(config: str, folder: Path) -> Path:
     for key, value in sorted(content.items(), key=lambda item: str(item[0]).count(".")):  # sections, then overrides
         if key in SECTIONS and isinstance(value, str) and value.endswith((".yaml", ".yml")):
             value = read_yaml(path.parent / value)
-        if key in SECTIONS and not isinstance(value, dict | str):
+        if key == "stages" and value is not None:
+            value = list_of_stages(config, value)
+        elif key in SECTIONS and key != "stages" and not isinstance(value, dict | str):
             raise UserError(f"{config}: `{key}` is {value!r}: expected settings, or the file that has them")
+        if str(key).startswith("stages."):
+            override_stage(resolved.get("stages"), str(key), value)
+            continue
         place = resolved
         *parents, last = str(key).split(".")
         for parent in parents:
             place = place.setdefault(parent, {})
         place[last] = value
+    for option, value in overrides.items():
+        override_stage(resolved.get("stages"), option, value)
     target = folder / path.name
     target.write_text(yaml.safe_dump(resolved, sort_keys=False), "utf8")
     return target
+
+
+def list_of_stages(config: str, value: Any) -> list[dict[str, Any]]:
+    stages = value.get("stages") if isinstance(value, dict) else value  # a part holds them under the same key
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) and "name" in stage for stage in stages):
+        raise UserError(f"{config}: `stages` must be a list of stages, each with a name")
+    return stages
+
+
+def override_stage(stages: list[dict[str, Any]] | None, key: str, value: Any) -> None:
+    """Set one setting of the stage that a key such as `stages.finetune.epochs` names."""
+    names = [stage["name"] for stage in stages or []]
+    _, name, *path = key.split(".")
+    if name not in names or not path:
+        known = f"the stages are {', '.join(names)}" if names else "the experiment has no stages"
+        raise UserError(f"{key} names no setting of a stage: {known}, and a key is stages.NAME.SETTING")
+    place = (stages or [])[names.index(name)]
+    for parent in path[:-1]:
+        inside = place.get(parent)
+        if isinstance(inside, str):
+            inside = place[parent] = {"class_path": inside}
+        if not isinstance(inside, dict):
+            raise UserError(f"{key}: stage {name!r} has no {parent!r} of its own; give it one first")
+        place = inside.setdefault("init_args", {}) if "class_path" in inside else inside
+    place[path[-1]] = value
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

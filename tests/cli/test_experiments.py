@@ -11,7 +11,6 @@ TINY = [
     "--data.num_documents=120",
     "--data.num_labels=20",
     "--data.words_per_document=30",
-    "--trainer.max_epochs=1",
     "--trainer.limit_train_batches=2",
     "--trainer.enable_progress_bar=false",
     "--trainer.enable_model_summary=false",
@@ -23,9 +22,15 @@ def test_there_are_experiments():
     assert {"joint_eurlex", "joint_reuters", "xmlcnn_eurlex"} <= {path.stem for path in EXPERIMENTS}
 
 
+def stages(path):
+    given = yaml.safe_load(path.read_text())["stages"]
+    return yaml.safe_load((path.parent / given).read_text())["stages"] if isinstance(given, str) else given
+
+
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
-def test_it_runs(path, fit, read_metrics):
-    assert 0 <= read_metrics(fit(*TINY, config=path))["metrics"]["P@1"] <= 1
+def test_it_runs_all_its_stages(path, fit, read_metrics):
+    short = [f"--stages.{stage['name']}.epochs=1" for stage in stages(path) if stage.get("epochs")]
+    assert 0 <= read_metrics(fit(*TINY, *short, config=path))["metrics"]["P@1"] <= 1
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)

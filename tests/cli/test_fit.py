@@ -23,7 +23,7 @@ def test_a_run_folder_holds_config_metrics_logs_and_checkpoints(fit, read_metric
     assert {"PSP@5", "macroF@5/few", "microF1@0.5", "microF1@tuned", "macroP@5/bin01"} <= set(summary["metrics"])
     assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["head"]["class_path"] == "heads.Linear"
     logged = set(next(csv.reader((folder / "metrics.csv").open())))
-    assert {"val/nDCG@5", "train/loss_epoch", "val/macroF@5/few"} <= logged
+    assert {"val/nDCG@5", "train/main/loss_epoch", "val/macroF@5/few"} <= logged
 
 
 def test_two_runs_with_one_seed_give_identical_metrics(fit, read_metrics):

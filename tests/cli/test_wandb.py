@@ -54,7 +54,7 @@ def test_config_metrics_histogram_and_table_are_in_the_offline_run(fit, capsys):
     assert config["sample"] is True
     assert config["data"]["class_path"] == "datamodules.Sample"
     assert config["model"]["head"]["class_path"] == "heads.Linear"
-    assert {"val/nDCG@5", "train/loss_epoch", "test/P@1", "test/macroF@5/few"} <= set(history)
+    assert {"val/nDCG@5", "train/main/loss_epoch", "test/P@1", "test/macroF@5/few"} <= set(history)
     assert history["data/label_frequency._type"] == "histogram"
     assert sum(history["data/label_frequency.values"]) == 20  # labels
     assert history["results._type"] == "table-file"

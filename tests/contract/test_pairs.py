@@ -31,6 +31,8 @@ OWN = {
 }
 # Parameters whose gradient is zero by design: a softmax does not change when all scores are shifted.
 SHIFTS = {"pool.score.bias"}
+# Parameters that train only after the head's transitions.
+LATER = {"PrototypeTransfer": {"head.tail"}}
 
 
 def concrete(package, base):
@@ -75,6 +77,38 @@ class Pair(torch.nn.Module):
         return self.head.rank(self.backbone(batch), k)
 
 
+class Context:
+    """A transition over one batch that holds all training documents."""
+
+    seed = 0
+
+    def __init__(self, pair, batch):
+        self.pair, self.batch, self.logged = pair, batch, {}
+
+    def train_targets(self):
+        known = self.batch.targets.dense(SPACE.num_labels)
+        return Targets.from_lists([row.nonzero().flatten().tolist() for row in known])
+
+    @torch.no_grad()
+    def train_features(self):
+        self.pair.eval()
+        yield self.pair.backbone(self.batch), self.batch
+
+    def sum(self, value):
+        return value.clone()
+
+    def log(self, values):
+        self.logged.update(values)
+
+
+def enter(pair, batch):
+    """Run the transitions of the head."""
+    context = Context(pair, batch)
+    for method in pair.head.transitions:
+        getattr(pair.head, method)(context)
+    return context.logged
+
+
 def documents(columns=0):
     generator = torch.Generator().manual_seed(1)
     mask = torch.arange(max(LENGTHS) + columns) < torch.tensor(LENGTHS)[:, None]
@@ -114,8 +148,11 @@ def test_loss_is_finite_and_falls(backbone, head):
 def test_ranking_is_sorted_in_range_and_without_repeats(backbone, head, k):
     pair, batch = Pair(backbone, head), documents()
     train(pair, batch, steps=3)
-    ranking = pair.rank(batch, k)
-    assert ranking.labels.shape == ranking.scores.shape == (len(batch), k)
+    check_ranking(pair.rank(batch, k), len(batch), k)
+
+
+def check_ranking(ranking, size, k):
+    assert ranking.labels.shape == ranking.scores.shape == (size, k)
     assert ranking.labels.dtype == torch.long
     assert ((ranking.scores >= 0) & (ranking.scores <= 1)).all()
     assert (ranking.scores.diff(dim=1) <= 0).all()
@@ -140,14 +177,39 @@ def test_padding_changes_nothing(backbone, head):
 
 @pairs
 def test_every_trainable_parameter_gets_a_gradient(backbone, head):
-    pair = Pair(backbone, head).train()
-    pair.loss(documents()).backward()
+    check_gradients(Pair(backbone, head), documents(), later=LATER.get(head.__name__, set()))
+
+
+def check_gradients(pair, batch, later=frozenset()):
+    pair.train().zero_grad()
+    pair.loss(batch).backward()
     trainable = {name: p for name, p in pair.named_parameters() if p.requires_grad}
     assert trainable
     for name, parameter in trainable.items():
+        if name in later:
+            assert parameter.grad is None or not parameter.grad.any(), name
+            continue
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.any() or any(name.endswith(shift) for shift in SHIFTS), name
+
+
+@pytest.mark.parametrize("backbone", BACKBONES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("head", [kind for kind in HEADS if kind.transitions], ids=lambda kind: kind.__name__)
+def test_training_goes_on_after_the_transitions(backbone, head):
+    pair, batch = Pair(backbone, head), documents()
+    train(pair, batch, steps=3)
+    logged = enter(pair, batch)
+    assert all(isinstance(value, float) for value in logged.values())
+    check_gradients(pair, batch)
+    losses = train(pair, batch)
+    assert torch.tensor(losses).isfinite().all()
+    assert losses[-1] < losses[0]
+    for k in (1, 4, SPACE.num_labels):
+        check_ranking(pair.rank(batch, k), len(batch), k)
+    other, expected = Pair(backbone, head, seed=1), pair.rank(batch, SPACE.num_labels)
+    other.load_state_dict(pair.state_dict())
+    assert torch.equal(other.rank(batch, SPACE.num_labels).labels, expected.labels)
 
 
 @pairs

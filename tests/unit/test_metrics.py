@@ -93,6 +93,8 @@ def reference_groups(space: LabelSpace, bins: int) -> dict[str, list[int]]:
     counts = [*space.counts, *(0 for _ in space.unseen)]
     groups = {
         "all": [*range(space.num_all)],
+        "oneshot": [i for i, n in enumerate(counts) if n == 1],
+        "rare": [i for i, n in enumerate(counts) if n in (1, 2, 3)],
         "few": [i for i, n in enumerate(counts) if n <= 20],
         "medium": [i for i, n in enumerate(counts) if 20 < n <= 100],
         "many": [i for i, n in enumerate(counts) if n > 100],

@@ -1,0 +1,238 @@
+"""Several stages of training inside one `Trainer.fit`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from callbacks.last import LastCheckpoint, stop_if_asked
+from callbacks.stages import Stage, check_stages
+from callbacks.transition import (
+    TrainerContext,
+    check_strategy,
+    forget_best,
+    from_epoch_start,
+    rebuild_training_state,
+    reload_training_data,
+    same_on_all_processes,
+    step_seed,
+    trained_state,
+)
+from datamodules import TextDataModule
+from datamodules.errors import UserError
+from heads import Head
+
+
+class StageSchedule(Callback):
+    """Leads the module through its stages, on any number of processes, and goes on exactly after a resume.
+
+    A stage is entered when an epoch starts: the checkpoint at the end of the epoch before holds the weights from
+    before the transition, and a resume from it runs the transition again from the same state.
+
+    Args:
+        stages: in their order; none makes one stage, `main`, of the trainer's `max_epochs`.
+        from_stage: begin at this one.
+    """
+
+    def __init__(self, stages: list[Stage] | None = None, from_stage: str | None = None) -> None:
+        self.open_ended = not stages  # the trainer's own limits hold
+        self.stages = stages or [Stage("main")]
+        self.index = self._index_of(from_stage) if from_stage else 0
+        self.first_epoch = 0
+        self.ended: int | None = None  # epochs of the whole run after which patience was at its end
+        self.best: float | None = None
+        self.best_weights: dict[str, Tensor] = {}
+        self.bad_validations = 0
+        self.entered = False
+        self.frozen: frozenset[str] = frozenset()
+        self.seed = 0
+        self.gradient_clip_val: float | None = None
+
+    @property
+    def stage(self) -> Stage:
+        return self.stages[self.index]
+
+    def _index_of(self, name: str) -> int:
+        names = [stage.name for stage in self.stages]
+        if name not in names:
+            raise UserError(f"there is no stage {name!r}: the experiment has {', '.join(names)}")
+        return names.index(name)
+
+    # What a checkpoint keeps of it
+
+    def state_dict(self) -> dict[str, Any]:
+        kept = ("first_epoch", "ended", "best", "best_weights", "bad_validations")
+        return {"name": self.stage.name} | {name: getattr(self, name) for name in kept}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        state = dict(state_dict)
+        self.index = self._index_of(state.pop("name"))
+        vars(self).update(state, entered=True)
+        self._apply(self.trainer, self.module)  # before DDP and the optimizer are made
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        from_epoch_start(checkpoint)
+
+    # Hooks, in the order in which they are called
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        check_strategy(trainer)
+        if len(self.stages) > 1 and any(isinstance(c, EarlyStopping) for c in trainer.callbacks):  # type: ignore[attr-defined]
+            raise UserError("EarlyStopping would end all stages at once: give a stage its own `patience` instead")
+        assert isinstance(pl_module.head, Head)
+        self.trainer, self.module, self.head = trainer, pl_module, pl_module.head
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]  # would end in the first stage
+            self.stages = [replace(stage, epochs=min(stage.epochs, 1)) for stage in self.stages]
+            trainer.fit_loop.epoch_loop.max_steps = -1
+        self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
+        self.gradient_clip_val = trainer.gradient_clip_val
+        self.frozen = frozenset(name for name, p in pl_module.named_parameters() if not p.requires_grad)
+        check_stages([] if self.open_ended else self.stages, pl_module, self.head, self.frozen)
+        self._apply(trainer, pl_module)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero and not self.open_ended:
+            Console(stderr=True).print(self._table())
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        stop_if_asked(trainer)
+        if not self.entered:
+            self._enter(self.index)
+        while self._is_over() and self.index + 1 < len(self.stages):
+            self._leave()
+            self._enter(self.index + 1)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        torch.manual_seed(step_seed(self.seed, trainer.global_step, trainer.global_rank))
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        stage = self.stage
+        if trainer.sanity_checking or not (stage.patience or stage.restore_best):
+            return
+        if stage.monitor not in trainer.callback_metrics:
+            raise UserError(f"stage {stage.name!r} monitors {stage.monitor!r}, which is not measured")
+        value = float(trainer.callback_metrics[stage.monitor])
+        if stage.is_better(value, self.best):
+            self.best, self.bad_validations = value, 0
+            if stage.restore_best:
+                self.best_weights = {name: t.detach().cpu().clone() for name, t in trained_state(pl_module)}
+        else:
+            self.bad_validations += 1
+            if 0 < stage.patience <= self.bad_validations:
+                self._end_after_this_epoch()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Not on_train_end: a resume after the last epoch skips that. Stages that only transform may be left.
+        if self.open_ended or not self._is_over():
+            return
+        left = self.index + 1 < len(self.stages)
+        while self.index + 1 < len(self.stages):
+            self._leave()
+            self._enter(self.index + 1)
+        if left:
+            self._measure_and_save()
+
+    # Parts
+
+    def _table(self) -> Table:
+        table = Table("stage", "epochs", "trained parameters", "learning rates", "on entering")
+        for index, stage in enumerate(self.stages):
+            parameters = stage.parameters(self.module, self.frozen) if stage.epochs else {}
+            rates: list[float] = []
+            if parameters:
+                optimizer = self.module.optimizer_of(stage, parameters)  # type: ignore[operator]
+                rates = list(dict.fromkeys(group["lr"] for group in optimizer.param_groups))
+            table.add_row(
+                f"{stage.name} (here)" if index == self.index > 0 else stage.name,
+                str(stage.epochs or "-"),
+                f"{sum(p.numel() for p in parameters.values()):,}" if parameters else "-",
+                ", ".join(f"{rate:g}" for rate in rates) or "-",
+                ", ".join(stage.on_enter) or "-",
+            )
+        return table
+
+    def _is_over(self) -> bool:
+        return not self.open_ended and (self.ended is not None or self._done() - self.first_epoch >= self.stage.epochs)
+
+    def _done(self) -> int:
+        """Epochs that lie behind, over all stages."""
+        return int(self.trainer.fit_loop.epoch_progress.current.processed)  # type: ignore[attr-defined]
+
+    def _end_after_this_epoch(self) -> None:
+        self.ended = self.trainer.current_epoch + 1
+        if self.index + 1 == len(self.stages):
+            self.trainer.should_stop = True
+
+    def _last_epoch(self) -> int:
+        last = self.index + 1 == len(self.stages)
+        if self.ended is not None and last:
+            return self.ended
+        return self.first_epoch + sum(stage.epochs for stage in self.stages[self.index :])
+
+    def _apply(self, trainer: Trainer, module: LightningModule) -> None:
+        """Freeze, choose documents and set limits as the present stage says."""
+        module.stage = self.stage  # type: ignore[assignment]
+        trained = self.stage.parameters(module, self.frozen)
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad = name in trained
+            parameter.grad = None
+        clip = self.stage.gradient_clip_val
+        trainer.gradient_clip_val = self.gradient_clip_val if clip is None else clip
+        if not self.open_ended:
+            trainer.fit_loop.max_epochs = self._last_epoch()
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        if isinstance(data, TextDataModule):
+            choose = getattr(self.head, self.stage.documents) if self.stage.documents else None
+            data.chosen = None if choose is None else choose(data.train_targets(), self.seed).numpy()
+        elif self.stage.documents:
+            raise UserError(f"stage {self.stage.name!r} chooses documents: that needs a datamodule of the zoo")
+
+    def _leave(self) -> None:
+        """The next stage starts from the weights that `<stage>.ckpt` then holds."""
+        if self.best_weights:
+            self.module.load_state_dict(self.best_weights, strict=False)
+        if self.stage.epochs and self.trainer.checkpoint_callbacks:
+            path = os.path.join(self.trainer.default_root_dir, "checkpoints", f"{self.stage.name}.ckpt")
+            self.trainer.save_checkpoint(path, weights_only=True)
+
+    def _enter(self, index: int) -> None:
+        trainer, module = self.trainer, self.module
+        changed = self.entered or index > 0
+        self.index, self.first_epoch, self.entered = index, self._done(), True
+        self.ended, self.best, self.best_weights, self.bad_validations = None, None, {}, 0
+        for logger in trainer.loggers:
+            logger.log_metrics({"stage": index}, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+        if self.stage.on_enter:
+            context = TrainerContext(trainer, module, self.stage.name, self.seed)
+            for method in self.stage.on_enter:
+                getattr(self.head, method)(context)
+            same_on_all_processes(trainer, self.head)
+        self._apply(trainer, module)
+        if self.stage.epochs and changed:
+            forget_best(trainer)
+            reload_training_data(trainer)
+            rebuild_training_state(trainer)
+
+    def _measure_and_save(self) -> None:
+        """A last stage without epochs: its result is validated, and becomes the best and the last checkpoint."""
+        forget_best(self.trainer)
+        self.trainer.validating = True
+        self.trainer.fit_loop.epoch_loop.val_loop.run()
+        self.trainer.training = True
+        for callback in self.trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.monitor and callback.dirpath:
+                callback.best_model_path = os.path.join(callback.dirpath, f"{callback.filename}.ckpt")
+                self.trainer.save_checkpoint(callback.best_model_path, weights_only=False)
+        for callback in self.trainer.checkpoint_callbacks:
+            if isinstance(callback, LastCheckpoint):
+                callback.save(self.trainer)

@@ -1,0 +1,129 @@
+"""What happens between two stages, in terms of Lightning's trainer."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from backbones import Features
+from callbacks.last import stop_if_asked
+from callbacks.progress import tracked
+from datamodules import Batch, Targets, TextDataModule
+from datamodules.errors import UserError
+
+
+class TrainerContext:
+    """What a head may use in a transition (`heads.TransitionContext`). Every method is called on every process."""
+
+    def __init__(self, trainer: Trainer, module: LightningModule, stage: str, seed: int) -> None:
+        self.trainer, self.module, self.stage, self.seed = trainer, module, stage, seed
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        if not isinstance(data, TextDataModule):
+            raise UserError(f"the transition into stage {stage!r} reads documents: that needs a datamodule of the zoo")
+        self.data = data
+
+    def train_targets(self) -> Targets:
+        return self.data.train_targets()
+
+    @torch.no_grad()
+    def train_features(self) -> Iterator[tuple[Features, Batch]]:
+        """Every training document once over all processes together, in evaluation mode."""
+        loader = self.data.pass_dataloader()
+        was_training = self.module.training
+        self.module.eval()
+        for batch in tracked(self.trainer, loader, f"{self.stage}: reading"):
+            stop_if_asked(self.trainer)
+            if batch.rows[0] >= 0:  # otherwise a repeat, for a process that has none of the last documents
+                batch = batch.to(self.module.device)
+                yield self.module(batch), batch
+        self.module.train(was_training)
+
+    def sum(self, value: Tensor) -> Tensor:
+        # a copy: `reduce` works in place
+        total = self.trainer.strategy.reduce(value.clone(), reduce_op="sum")
+        assert isinstance(total, Tensor)
+        return total
+
+    def log(self, values: Mapping[str, float]) -> None:
+        for logger in self.trainer.loggers:
+            logger.log_metrics(dict(values), step=self.trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def check_strategy(trainer: Trainer) -> None:
+    """Stages change what is trained: sharded parameters and optimizers cannot follow."""
+    strategy = trainer.strategy
+    if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy) or isinstance(strategy, DeepSpeedStrategy):
+        raise UserError(f"{type(strategy).__name__} cannot be used: stages need whole weights on each device, take ddp")
+
+
+def rebuild_training_state(trainer: Trainer) -> None:
+    """Optimizers for the present stage; under DDP also a new reducer, for it fixes its parameters when it is made."""
+    strategy = trainer.strategy
+    if isinstance(strategy, DDPStrategy) and isinstance(strategy.model, DistributedDataParallel):
+        strategy.model = strategy.lightning_module
+        gc.collect()  # the old reducer takes its autograd hooks away when it is destroyed
+        strategy.configure_ddp()
+    strategy.setup_optimizers(trainer)
+
+
+def reload_training_data(trainer: Trainer) -> None:
+    """Batches of the documents that are chosen now."""
+    loop = trainer.fit_loop
+    loop.restarting = False  # or the new loader would skip what was seen of the old one
+    loop._combined_loader = None
+    loop.setup_data()
+
+
+def forget_best(trainer: Trainer) -> None:
+    """What was best in one stage is no measure for the next."""
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint) and callback.monitor:
+            callback.best_k_models, callback.best_model_path, callback.kth_best_model_path = {}, "", ""
+            callback.best_model_score = callback.current_score = None
+            callback.kth_value = torch.tensor(math.inf if callback.mode == "min" else -math.inf)
+
+
+def from_epoch_start(checkpoint: dict[str, Any]) -> None:
+    """A checkpoint from an epoch's end resumes where the next one begins.
+
+    Lightning would take up the rest of the old epoch instead, and leave out `on_train_epoch_start`.
+    """
+    loop = checkpoint["loops"]["fit_loop"]
+    epochs, batches = loop["epoch_progress"]["current"], loop["epoch_loop.batch_progress"]
+    if epochs["processed"] < epochs["started"]:
+        return  # inside an epoch
+    for progress in (epochs, loop["epoch_progress"]["total"]):
+        progress["completed"] = progress["processed"]
+    batches["is_last_batch"] = False
+    batches["current"] = dict.fromkeys(batches["current"], 0)
+
+
+def same_on_all_processes(trainer: Trainer, module: nn.Module) -> None:
+    """Sums may differ in the last bit from process to process: the first one's result holds."""
+    if trainer.world_size > 1:
+        for value in module.state_dict().values():
+            torch.distributed.broadcast(value, src=0)
+
+
+def trained_state(module: LightningModule) -> Iterator[tuple[str, Tensor]]:
+    """All that a stage may change: its parameters, and buffers."""
+    yield from ((name, p) for name, p in module.named_parameters() if p.requires_grad)
+    saved = module.state_dict()
+    yield from ((name, buffer) for name, buffer in module.named_buffers() if name in saved)
+
+
+def step_seed(*parts: int) -> int:
+    """A seed of its own for each (seed, step, rank): what is random in a step is the same after a resume."""
+    value = 0
+    for part in parts:
+        value = (value * 1_000_003 + part + 1) % 2**63
+    return value
