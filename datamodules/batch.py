@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -114,6 +115,31 @@ class LabelSpace:
     def num_all(self) -> int:
         """Labels that targets may hold: the known ones, then the unseen."""
         return len(self.names) + len(self.unseen)
+
+    def grown(self, documents: Mapping[str, int]) -> LabelSpace:
+        """With new labels at the end, in this order, each with its number of documents; none of them is unseen then.
+
+        A reference count may hold the same documents already: it becomes the larger number, not the sum.
+        """
+        references = dict(zip([*self.names, *self.unseen], self.reference_counts, strict=True))
+        references |= {name: max(count, references.get(name, 0)) for name, count in documents.items()}
+        names, unseen = [*self.names, *documents], [name for name in self.unseen if name not in documents]
+        return replace(
+            self,
+            names=names,
+            counts=[*self.counts, *documents.values()],
+            unseen=unseen,
+            reference_counts=[references[name] for name in (*names, *unseen)],
+            added=self.added + len(documents),
+        )
+
+    def with_more(self, documents: Mapping[str, int]) -> LabelSpace:
+        """With more documents of added labels; others keep their counts, which decide what is head or tail."""
+        counts, references = list(self.counts), list(self.reference_counts)
+        for label in range(self.num_labels - self.added, self.num_labels):
+            counts[label] += documents.get(self.names[label], 0)
+            references[label] = max(references[label], counts[label])
+        return replace(self, counts=counts, reference_counts=references)
 
     def prior(self) -> Tensor:
         """Share of training documents with each label, (num_labels,), never exactly 0 or 1."""

@@ -43,6 +43,7 @@ class Format:
     label_column: str | None = "labels"  # None: rows have no labels
     id_column: str = "id"
     label_sep: str | None = None
+    options: str = field(default="--data.", repr=False)  # how options begin in messages; no part of cache keys
 
 
 @dataclass
@@ -132,7 +133,9 @@ def _labels(value: Any, format: Format) -> list[str]:
     if format.label_sep and isinstance(value, str | None):
         value = (value or "").split(format.label_sep)
     elif not isinstance(value, list):
-        raise RowError(f"{format.label_column!r} is {_type_name(value)}, not a list (a string needs --data.label_sep)")
+        raise RowError(
+            f"{format.label_column!r} is {_type_name(value)}, not a list (a string needs {format.options}label_sep)"
+        )
     if wrong := [label for label in value if not isinstance(label, str | int) or isinstance(label, bool)]:
         raise RowError(f"a label is {_type_name(wrong[0])}, not a string or an integer")
     return [name for name in dict.fromkeys(str(label).strip() for label in value) if name]
@@ -225,7 +228,7 @@ def _require_columns(path: Path, format: Format, columns: Iterable[str]) -> None
         if wanted is not None and wanted not in names:
             found = ", ".join(repr(name[:40]) for name in names)
             hint = f" (a {extension} needs a header row; only .txt has none)" if extension in {".csv", ".tsv"} else ""
-            raise UserError(f"{path}: no column {wanted!r} among {found}; set --data.{setting}=...{hint}")
+            raise UserError(f"{path}: no column {wanted!r} among {found}; set {format.options}{setting}=...{hint}")
 
 
 def _extension(path: Path) -> str:

@@ -84,7 +84,7 @@ class DenseHead(Head):
     def rank(self, features: Features, k: int) -> Ranking:
         # by logit: the sigmoid of sure labels rounds to one and the same number
         top = top_labels(self(features).float(), k)
-        return Ranking(top.scores.sigmoid() * (top.labels >= 0), top.labels)
+        return Ranking(probabilities(top.scores) * (top.labels >= 0), top.labels)
 
 
 def bce(logits: Tensor, targets: Targets) -> Tensor:
@@ -96,6 +96,11 @@ def bce(logits: Tensor, targets: Targets) -> Tensor:
     last = logits.shape[1] - 1
     positives = logits[targets.rows, targets.indices.clamp_max(last)] * (targets.indices <= last)
     return (F.softplus(logits).sum() - positives.sum()) / len(logits)
+
+
+def probabilities(logits: Tensor) -> Tensor:
+    """Sigmoid in single precision, the same wherever a logit stands: on a CPU its last bit depends on the place."""
+    return (logits if logits.device.type == "mps" else logits.double()).sigmoid().float()  # MPS has no double
 
 
 def top_labels(scores: Tensor, k: int) -> Ranking:

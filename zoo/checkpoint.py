@@ -10,6 +10,7 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser
 from lightning_fabric.utilities.types import _PATH
+from pytorch_lightning.__version__ import version
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from datamodules.batch import LabelSpace
@@ -17,6 +18,8 @@ from datamodules.errors import UserError, first_line
 from datamodules.files import written_whole
 from datamodules.vocab import Vocabulary
 from zoo.module import ZooModule
+
+ORIGIN = ("pytorch-lightning_version", "epoch", "global_step")
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -42,6 +45,7 @@ def rebuild(path: str | Path) -> ZooModule:
     module = build(yaml.safe_load(stored["config"])["model"], LabelSpace(**stored["space"]))
     module.load_state_dict(content["state_dict"])
     module.config_text = stored["config"]
+    module.origin = {key: content[key] for key in ORIGIN if key in content}
     module.vocabulary = Vocabulary.from_text(stored["tokenizer"], stored["max_length"])
     return module.eval()
 
@@ -57,6 +61,28 @@ def build(config: dict[str, Any], space: LabelSpace) -> ZooModule:
         raise UserError(f"the checkpoint names parts that cannot be found here: {reason}") from error
     parts = parser.instantiate_classes(parsed, instantiate_groups=False).model
     return ZooModule(space, **vars(parts))
+
+
+def save(module: ZooModule, path: str | Path) -> None:
+    """Write what `rebuild` needs, and no state of training."""
+    if not module.config_text:
+        raise UserError("this model has no configuration to rebuild it from: load it from a checkpoint of zoo fit")
+    target = check_target(path)
+    here = dict(zip(ORIGIN, (version, module.current_epoch, module.global_step), strict=True))
+    content: dict[str, Any] = here | module.origin | {"state_dict": module.state_dict()}
+    module.on_save_checkpoint(content)
+    try:
+        WholeCheckpoints().save_checkpoint(content, target)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def check_target(path: str | Path) -> Path:
+    """Where a checkpoint can be written: a file, or a free name, in a folder that there is."""
+    target = Path(path).expanduser().resolve()
+    if not target.parent.is_dir() or (target.exists() and not target.is_file()):
+        raise UserError(f"cannot write {path}: not a file in an existing folder")
+    return target
 
 
 class WholeCheckpoints(TorchCheckpointIO):

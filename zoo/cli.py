@@ -28,12 +28,13 @@ from datamodules.errors import UserError, first_line
 from datamodules.progress import is_first_process
 from zoo.catalog import first_sentence, list_parts, load_plugins
 from zoo.checkpoint import WholeCheckpoints, read_checkpoint
+from zoo.labels import add_labels
 from zoo.module import ZooModule
-from zoo.parser import OneLineParser, fail, resolve_files
+from zoo.parser import OneLineParser, fail, resolve_files, spell_out
 from zoo.predict import predict
 from zoo.runs import WandbSettings, close_run, drop_rows_after, make_loggers, run_folder
 
-VERBS: dict[str, Callable[..., None]] = {"predict": predict, "list": list_parts}
+VERBS: dict[str, Callable[..., None]] = {"predict": predict, "add-labels": add_labels, "list": list_parts}
 TRAINER_DEFAULTS = {"use_distributed_sampler": False}  # the zoo's own sampler shares rows among ranks
 SILENCED = (
     "LightningCLI's args parameter",  # meant for scripts
@@ -44,7 +45,10 @@ SILENCED = (
     "exists and is not empty",  # so it is in a run that goes on
     "smaller than the logging interval",  # true of every small stage
 )
-DESCRIPTION = "Train and test; further commands: predict (label documents), list (what there is to choose from)."
+DESCRIPTION = (
+    "Train and test; further commands: predict (label documents), add-labels (new labels without retraining), "
+    "list (what there is to choose from)."
+)
 BEST = {"monitor": "val/nDCG@5", "mode": "max", "filename": "best", "enable_version_counter": False}
 SHARDED = ("fsdp", "deepspeed", "xla", "single_xla")  # strategies that the stages cannot serve
 HINT = " (ZOO_TRACEBACK=1 shows where it came from)"
@@ -60,7 +64,7 @@ def check_training(config: Namespace) -> None:
         raise UserError("--trainer.overfit_batches replaces the zoo's sampler: use --data.limit_train instead")
     if bool(config.from_stage) != bool(config.ckpt):
         raise UserError("--from_stage NAME and --ckpt F go together; to continue a run, give --ckpt_path last")
-    if config.from_stage and config.ckpt_path:
+    if config.from_stage and config.ckpt_path not in (None, "last"):
         raise UserError("--ckpt_path continues a run, --from_stage starts a new one: give one of them")
     if config.stages and trainer.max_epochs is not None:
         raise UserError("each stage has its own epochs: give --stages.NAME.epochs instead of --trainer.max_epochs")
@@ -194,7 +198,8 @@ def run(argv: list[str]) -> None:
     if argv and argv[0] in VERBS:
         verb, prog = VERBS[argv[0]], f"python -m zoo {argv[0]}"
         about = first_sentence(verb.__doc__)
-        auto_cli(verb, args=argv[1:], as_positional=False, parser_class=OneLineParser, prog=prog, description=about)
+        args = spell_out(argv[1:], verb)
+        auto_cli(verb, args=args, as_positional=False, parser_class=OneLineParser, prog=prog, description=about)
         return
     for message in SILENCED:
         warnings.filterwarnings("ignore", message=f".*{message}.*")

@@ -59,6 +59,7 @@ class ZooModule(pl.LightningModule):
         # What a checkpoint carries beside weights, so that it can be rebuilt from the file alone.
         self.config_text: str | None = None
         self.vocabulary: Vocabulary | None = None
+        self.origin: dict[str, Any] = {}  # of the checkpoint that it was rebuilt from: version, epoch and step
         self.start: dict[str, Any] | None = None  # checkpoint to take weights from when training begins
 
     @property
@@ -69,6 +70,14 @@ class ZooModule(pl.LightningModule):
     def forward(self, batch: Batch) -> Features:
         features: Features = self.backbone(batch)
         return features
+
+    def take_labels(self, head: Head, space: LabelSpace) -> None:
+        """Go on with a head that has learned the labels of `space`; the tuned threshold stays."""
+        metrics = [RankingMetrics(space).to(self.device) for _ in range(2)]
+        for new in metrics:
+            new.tuned_threshold.fill_(self.threshold)
+        self.val_metrics, self.test_metrics = metrics
+        self.head, self.space = head, space
 
     def setup(self, stage: str) -> None:
         data = self.trainer.datamodule  # type: ignore[attr-defined]
@@ -159,6 +168,13 @@ class ZooModule(pl.LightningModule):
         if "zoo" not in checkpoint:
             raise UserError("this checkpoint was not written by zoo fit")
         stored = checkpoint["zoo"]
+        if added := stored["space"].get("added", 0):
+            raise UserError(
+                f"the checkpoint learned {added:,} labels after its training, which its corpus does not have: it can "
+                "predict and learn more; for all else give the checkpoint that they were added to"
+            )
+        if self.trainer.state.fn == "fit" and checkpoint is not self.start and "optimizer_states" not in checkpoint:
+            raise UserError("the checkpoint has weights only: begin a stage with them, --from_stage NAME --ckpt F")
         if stored["space"]["names"] != self.space.names:
             raise UserError("the checkpoint was trained on other labels: give it the corpus that it was trained on")
         if self.vocabulary and stored["tokenizer"] != self.vocabulary.text:

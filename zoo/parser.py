@@ -5,18 +5,23 @@ from __future__ import annotations
 import difflib
 import re
 import sys
+from collections.abc import Callable
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 from pytorch_lightning.cli import LightningArgumentParser
 
+from callbacks import Stage
 from datamodules.errors import UserError
 from zoo.checkpoint import read_checkpoint
 
 LONGEST = 400  # characters of a line that a person still reads
 NOISE = re.compile(r"^\s*(Subtypes:|Given value type:|Given value:|Errors:|- Expected a <class 'NoneType'>)")
 SECTIONS = {"trainer", "model", "data", "stages", "best", "last", "wandb"}  # of settings
+STAGE_SETTINGS = tuple(field.name for field in fields(Stage))
 SETTINGS = {"seed_everything", "name", "runs", "final_test", "ckpt", "ckpt_path", "from_stage"}
 
 
@@ -48,10 +53,20 @@ def condense(message: str) -> str:
     if "arguments are required" in text and ".model." in text:
         return f"{text}; give an experiment with --config, see `python -m zoo list`"
     if '"subcommand"' in text:
-        return f"{text.rstrip('.')}; the commands are fit, validate, test, predict and list"
+        return f"{text.rstrip('.')}; the commands are fit, validate, test, predict, add-labels and list"
     if "is not accepted" in text:
         return f"{text}; `--print_config` shows the keys there are"
     return text
+
+
+def spell_out(argv: list[str], verb: Callable[..., None]) -> list[str]:
+    """Arguments with `--flag` as `--flag=true`, which is what the parser takes."""
+    flags = {f"--{name}" for name, parameter in signature(verb).parameters.items() if parameter.default is False}
+    following = [*argv, "--"][1:]
+    return [
+        f"{argument}=true" if argument in flags and after.startswith("--") else argument
+        for argument, after in zip(argv, following, strict=True)
+    ]
 
 
 def resolve_files(argv: list[str], folder: Path) -> list[str]:
@@ -67,7 +82,7 @@ def resolve_files(argv: list[str], folder: Path) -> list[str]:
             continue
         value = value if given else next(options, "")
         if option.startswith("--stages."):
-            overrides[option.removeprefix("--")] = yaml.safe_load(value)
+            overrides[option.removeprefix("--")] = parse_yaml(option, value)
             continue
         place = folder / str(len(configs) + len(rest))  # files of one name may come from two folders
         place.mkdir()
@@ -147,6 +162,8 @@ def override_stage(stages: list[dict[str, Any]] | None, key: str, value: Any) ->
     if name not in names or not path:
         known = f"the stages are {', '.join(names)}" if names else "the experiment has no stages"
         raise UserError(f"{key} names no setting of a stage: {known}, and a key is stages.NAME.SETTING")
+    if path[0] not in STAGE_SETTINGS:
+        raise UserError(f"{key}: a stage has no setting {path[0]!r}; it has {', '.join(STAGE_SETTINGS)}")
     place = (stages or [])[names.index(name)]
     for parent in path[:-1]:
         inside = place.get(parent)
@@ -162,9 +179,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"no such configuration: {path}")
     try:
-        content = yaml.safe_load(path.read_text("utf8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        content = parse_yaml(str(path), path.read_text("utf8"))
+    except UnicodeDecodeError as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected sections such as `model:` and `data:`")
     return content
+
+
+def parse_yaml(where: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error

@@ -67,8 +67,10 @@ def predict(
 class FirstBadRow(BadRows):
     """Stops at the first row that cannot be read: an answer with a hole would be taken for a whole one."""
 
+    columns = "--text_column and --id_column"
+
     def add(self, path: Path, line: int, reason: str) -> None:
-        raise UserError(f"{path}, line {line}: {reason}; name the columns with --text_column and --id_column")
+        raise UserError(f"{path}, line {line}: {reason}; name the columns with {self.columns}")
 
 
 def documents(source: str, text_column: str, id_column: str) -> Iterator[tuple[Any, str]]:
@@ -76,7 +78,7 @@ def documents(source: str, text_column: str, id_column: str) -> Iterator[tuple[A
     path = Path(source)
     kind = Path(path.name.removesuffix(".gz")).suffix
     if source != "-" and kind in set(READERS) - PLAIN:
-        rows = read_documents(path, Format(text_column, None, id_column), FirstBadRow())
+        rows = read_documents(path, Format(text_column, None, id_column, options="--"), FirstBadRow())
         yield from ((row.id or number, row.text) for number, row in enumerate(rows, 1))
     else:
         with opened_lines(source) as lines:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -13,10 +16,11 @@ import torch
 from datamodules.batch import Batch, Targets
 from datamodules.errors import UserError, first_line
 from datamodules.rows import pad
-from zoo.checkpoint import rebuild
+from zoo.checkpoint import rebuild, save
 from zoo.module import ZooModule
 
 WINDOW = 16  # batches that are sorted by length together
+LONGEST_NAME = 80  # characters of a label in a message
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,11 @@ class Tagger:
         if module.vocabulary is None:
             raise UserError("this model has no vocabulary: load it from a checkpoint of zoo fit")
         self.module, self.vocabulary, self.batch_size = module.eval(), module.vocabulary, batch_size
-        self.names = module.space.names
+
+    @property
+    def names(self) -> list[str]:
+        """The labels that it knows."""
+        return self.module.space.names
 
     @property
     def threshold(self) -> float:
@@ -55,25 +63,82 @@ class Tagger:
         while window := list(islice(source, self.batch_size * WINDOW)):
             yield from self._window(window, k, threshold)
 
+    @torch.no_grad()
+    def add_labels(self, examples: Iterable[tuple[str, Sequence[str]]], update: bool = False) -> Self:
+        """Learn labels without training, in place: `tagger.add_labels([("a text", ["new label"]), ...])`.
+
+        Labels that the model knows are refused; with `update`, they learn from their documents too.
+        """
+        texts, labels = check_examples(examples)
+        counts, space = Counter(name for names in labels for name in names), self.module.space
+        known = {name: counts[name] for name in space.names if name in counts}
+        if known and not update:
+            raise UserError(
+                f"the model already knows {quoted(list(known))}: take known labels out of the documents "
+                "(--ignore_known), or let them learn from these documents too (--update, in Python update=True)"
+            )
+        grown = space.grown({name: count for name, count in counts.items() if name not in known})
+        number = {name: i for i, name in enumerate(grown.names)}
+        head = deepcopy(self.module.head)  # this one stays as it is if anything goes wrong
+        batches = self._batches(texts, [[number[name] for name in names] for names in labels])
+        head.learn_labels(grown, ((self.module(batch), batch.targets) for _, batch in batches))
+        self.module.take_labels(head, grown.with_more(known))
+        return self
+
+    def save(self, path: str | Path) -> None:
+        """Write a checkpoint that `zoo.load`, `zoo predict` and `zoo add-labels` open; it cannot be trained on."""
+        save(self.module, path)
+
     def _window(self, texts: list[str], k: int, threshold: float) -> list[list[Tag]]:
-        tokens = [np.array(ids) for ids in self.vocabulary.encode(texts)]
-        order = sorted(range(len(texts)), key=lambda i: -len(tokens[i]))
         tags: list[list[Tag]] = [[] for _ in texts]
-        for start in range(0, len(order), self.batch_size):
-            rows = order[start : start + self.batch_size]
-            for row, found in zip(rows, self._batch([tokens[row] for row in rows], k), strict=True):
+        for rows, batch in self._batches(texts, [[] for _ in texts]):
+            for row, found in zip(rows, self._tags(batch, k), strict=True):
                 tags[row] = [tag for tag in found if tag.score >= threshold]
         return tags
 
+    def _batches(self, texts: list[str], labels: list[list[int]]) -> Iterator[tuple[list[int], Batch]]:
+        """Batches of like length, each with the places of its texts."""
+        tokens = [np.array(ids) for ids in self.vocabulary.encode(texts)]
+        order = sorted(range(len(texts)), key=lambda i: -len(tokens[i]))
+        for start in range(0, len(order), self.batch_size):
+            rows = order[start : start + self.batch_size]
+            ids, mask = pad([tokens[row] for row in rows], self.vocabulary.pad_id)
+            batch = Batch(ids, mask, Targets.from_lists([labels[row] for row in rows]), torch.arange(len(rows)))
+            yield rows, batch.to(self.module.device)
+
     @torch.inference_mode()
-    def _batch(self, tokens: list[np.ndarray], k: int) -> list[list[Tag]]:
-        ids, mask = pad(tokens, self.vocabulary.pad_id)
-        batch = Batch(ids, mask, Targets.from_lists([[] for _ in tokens]), torch.arange(len(tokens)))
-        ranking = self.module.rank(batch.to(self.module.device), min(k, len(self.names)))
+    def _tags(self, batch: Batch, k: int) -> list[list[Tag]]:
+        ranking = self.module.rank(batch, min(k, len(self.names)))
         return [
             [Tag(self.names[label], score) for label, score in zip(labels, scores, strict=True) if label >= 0]
             for labels, scores in zip(ranking.labels.tolist(), ranking.scores.tolist(), strict=True)
         ]
+
+
+def check_examples(examples: Iterable[tuple[str, Sequence[str]]]) -> tuple[list[str], list[list[str]]]:
+    """Texts and their labels, without what has no label."""
+    if isinstance(examples, str | Mapping):
+        raise TypeError('examples must be pairs of a text and its labels: [("a text", ["a label"]), ...]')
+    texts: list[str] = []
+    labels: list[list[str]] = []
+    for number, (text, given) in enumerate(examples, 1):
+        if not isinstance(text, str) or isinstance(given, str) or not all(isinstance(name, str) for name in given):
+            raise TypeError(f"example {number} must be a text and a list of labels, all of them strings")
+        names = list(dict.fromkeys(name.strip() for name in given))  # as in a corpus
+        if "" in names or (names and not text.strip()):
+            raise UserError(f"example {number} has an empty {'label' if text.strip() else 'text'}")
+        if names:
+            texts.append(text)
+            labels.append(names)
+    if not texts:
+        raise UserError("no document has a label: there is nothing to learn from")
+    return texts, labels
+
+
+def quoted(names: list[str]) -> str:
+    """The first of some names, and how many more there are."""
+    first = repr(names[0] if len(names[0]) <= LONGEST_NAME else names[0][:LONGEST_NAME] + "...")
+    return first if len(names) == 1 else f"{first} and {len(names) - 1:,} more"
 
 
 def load(path: str | Path, device: str | None = None) -> Tagger:

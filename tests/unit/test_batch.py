@@ -134,3 +134,45 @@ def test_numbers_of_labels():
     assert (space.num_labels, space.num_all) == (2, 3)
     assert space.reference_counts == [4, 2, 0]
     assert space.reference_documents == 1000
+
+
+def test_new_labels_go_to_the_end_and_are_no_longer_unseen():
+    space = label_space([4, 2], unseen=["u", "v"], reference_counts=[5, 2, 7, 1], reference_documents=1200)
+    grown = space.grown({"new": 3, "v": 2, "u": 1})
+    assert grown.names == ["l0", "l1", "new", "v", "u"]
+    assert grown.counts == [4, 2, 3, 2, 1]
+    assert grown.unseen == []
+    assert grown.reference_counts == [5, 2, 3, 2, 7]
+    assert (grown.added, grown.num_documents, grown.reference_documents) == (3, 1000, 1200)
+    assert space == label_space([4, 2], unseen=["u", "v"], reference_counts=[5, 2, 7, 1], reference_documents=1200)
+    again = space.grown({"v": 2}).grown({"new": 1})
+    assert (again.names[2:], again.unseen, again.reference_counts, again.added) == (
+        ["v", "new"],
+        ["u"],
+        [5, 2, 2, 1, 7],
+        2,
+    )
+    assert space.grown({}) == space
+
+
+@given(counts=COUNTS, more=st.lists(st.integers(1, 200), max_size=4), tail=st.integers(0, 20))
+@settings(deadline=None)
+def test_new_labels_are_tail_and_leave_the_split_as_it_was(counts, more, tail):
+    space = label_space(counts)
+    grown = space.grown({f"new{i}": count for i, count in enumerate(more)})
+    for split in (
+        lambda s: s.head_by_count(tail),
+        lambda s: s.head_by_tail_size(tail),
+        lambda s: s.head_by_fraction(tail / 20),
+    ):
+        assert split(grown).tolist() == split(space).tolist() + [False] * len(more)
+    assert len(grown.inverse_propensity()) == len(grown.frequency_class()) == len(counts) + len(more)
+
+
+def test_more_documents_count_for_added_labels_only():
+    space = label_space([4, 2], unseen=["u"], reference_counts=[5, 2, 7]).grown({"u": 3, "new": 1})
+    more = space.with_more({"l0": 9, "u": 2, "new": 2})
+    assert more.counts == [4, 2, 5, 3]
+    assert more.reference_counts == [5, 2, 7, 3]
+    assert space.counts == [4, 2, 3, 1]
+    assert space.with_more({}) == space

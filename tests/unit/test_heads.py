@@ -14,7 +14,7 @@ from torch import nn
 from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
 from heads import DenseHead, Linear
-from heads.base import bce, top_labels
+from heads.base import bce, probabilities, top_labels
 
 SPACE = LabelSpace(["a", "b", "c", "d"], [100, 40, 7, 0], 100, vocab_size=9, unseen=["u"])
 TRUTH = [[0, 2], [], [1, 3, 4, 6], [5]]  # from 4 on never seen in training
@@ -113,6 +113,14 @@ def test_scores_of_a_dense_head_are_probabilities():
     assert ranking.labels.tolist() == [[3, 1, 0], [2, 3, 1]]  # 50 and 100 both round to probability 1
     assert ranking.scores.tolist() == [pytest.approx(row) for row in [[1, 1, 0.5], [1, 0.5, 0.2689414]]]
     assert ((ranking.scores >= 0) & (ranking.scores <= 1)).all()
+
+
+def test_a_probability_does_not_depend_on_the_place_of_its_logit():
+    logits = 4 * torch.randn(61, 1003, generator=torch.Generator().manual_seed(0))
+    whole = probabilities(logits)
+    for width in (1, 7, 500, 977, 1002):
+        assert torch.equal(probabilities(logits[:, :width].contiguous()), whole[:, :width])
+    assert torch.allclose(whole, logits.sigmoid(), rtol=1e-6)
 
 
 def test_missing_candidates_have_label_minus_1_and_score_0():

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from backbones.base import Features
 from datamodules.batch import Batch, LabelSpace, Targets
@@ -588,6 +589,40 @@ def test_the_split_by_number_wins():
     space, _, _ = corpus()
     assert len(build(space).tail_labels) == 3
     assert len(build(space, tail_labels=5, tail_count=1).tail_labels) == 5
+
+
+class Largest(TorchDispatchMode):
+    """Notes the number of elements of the largest tensor that any operation makes."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **kwargs or {})
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                self.numel = max(self.numel, tensor.numel())
+        return out
+
+
+def test_no_tensor_of_the_transfer_has_the_size_of_documents_times_labels():
+    documents, labels = 2000, 300
+    lists = [[row % labels, (7 * row + 1) % labels] for row in range(documents)]
+    lists[:20] = [[labels + row] for row in range(20)]  # labels with one document
+    targets = Targets.from_lists(lists)
+    counts = targets.indices.bincount(minlength=labels + 20)
+    space = LabelSpace([f"l{i}" for i in range(labels + 20)], counts.tolist(), documents, vocab_size=9)
+    head = PrototypeTransfer(DIM, space, hidden=5, draws=4, members=2)
+
+    class Sparse(Context):
+        def train_features(self):
+            for rows in torch.arange(documents).split(50):
+                part = Targets.from_lists([lists[row] for row in rows])
+                yield wrap(self.pooled[rows]), Batch(rows[:, None], rows[:, None] >= 0, part, rows)
+
+    with Largest() as largest:
+        head.transfer(Sparse(torch.randn(documents, DIM), targets))
+    assert head.is_ready
+    assert 0 < largest.numel < documents * labels / 10
 
 
 # --- labels that come later
