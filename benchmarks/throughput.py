@@ -21,9 +21,10 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from backbones import BiLSTM
-from callbacks import RunReport
+from callbacks import LastCheckpoint, RunReport, StageProgressBar, StageSchedule
 from datamodules import EurLex, Reuters, Sample, TextDataModule
 from heads import Linear
+from zoo.checkpoint import WholeCheckpoints
 from zoo.module import ZooModule
 from zoo.runs import WandbSettings, close_run, make_loggers
 
@@ -73,7 +74,9 @@ def fit_seconds(data: TextDataModule, folder: Path) -> float:
         logger=make_loggers(folder, "throughput", WandbSettings(mode="offline")),
         callbacks=[
             ModelCheckpoint(filename="best", monitor="val/nDCG@5", mode="max"),
-            ModelCheckpoint(filename="last"),
+            LastCheckpoint(),
+            StageSchedule(),
+            StageProgressBar(),
             RunReport("throughput"),
             clock,
         ],
@@ -82,6 +85,7 @@ def fit_seconds(data: TextDataModule, folder: Path) -> float:
         log_every_n_steps=20,
         use_distributed_sampler=False,
         enable_model_summary=False,
+        plugins=[WholeCheckpoints()],
         default_root_dir=folder,
     )
     trainer.fit(make_module(data), datamodule=data)

@@ -1,0 +1,88 @@
+"""The table of docs/httn.md: Joint, imprinting, HTTN with and without its parts, EHTTN.
+
+    python benchmarks/httn.py reuters --seeds 0 1 2 --jobs 2 --out runs/httn_table
+    python benchmarks/httn.py eurlex --epochs 5 --jobs 2 --out runs/httn_table
+
+All variants of a seed start from one and the same trained head stage. Started again, it repeats only what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+from jobs import cell, fit, markdown, results, side_by_side
+
+PLAIN = ("--model.head.attention=false",)
+UNTUNED = ("--stages.finetune.epochs=0",)
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "Imprinting": ("--model.head.solver=identity", *PLAIN, *UNTUNED),
+    "HTTN": (),
+    "HTTN, no attention": PLAIN,
+    "HTTN, no fine-tuning": UNTUNED,
+    "HTTN, neither": (*PLAIN, *UNTUNED),
+    "EHTTN": ("--model.head.members=30", "--model.head.shots=1", *PLAIN, *UNTUNED),
+}
+RANKING = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@3", "PSP@5")
+LABELS = {
+    "macroR@5/oneshot": "R, 1 document",
+    "macroR@5/rare": "R, 1 to 3",
+    "macroF@5/rare": "F, 1 to 3",
+    "macroF@5/few": "F, up to 20",
+    "macroF@5/medium": "F, 21 to 100",
+    "macroF@5/many": "F, over 100",
+}
+
+
+def train(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+    """Results of every variant and seed."""
+    corpus, runs, table = options.corpus, Path(options.out), {}
+
+    def base(method: str, stage: str, seed: int) -> Path:
+        epochs = [f"--stages.{stage}.epochs={options.epochs}"] if options.epochs else []
+        config = f"--config=experiments/{method}_{corpus}.yaml"
+        return fit(runs, f"{method}-{corpus}-{seed}", config, f"--seed_everything={seed}", *epochs, *options.extra)
+
+    def variant(name: str, seed: int) -> Path:
+        head = base("httn", "head", seed) / "checkpoints" / "head.ckpt"
+        if name == "HTTN":
+            return base("httn", "head", seed)
+        slug = name.lower().replace(",", "").replace(" ", "_")
+        start = [f"--config=experiments/httn_{corpus}.yaml", "--from_stage=transfer", f"--ckpt={head}"]
+        return fit(
+            runs, f"{slug}-{corpus}-{seed}", *start, f"--seed_everything={seed}", *options.extra, *VARIANTS[name]
+        )
+
+    methods = {"joint": "main", "httn": "head"}
+    side_by_side(
+        (partial(base, method, stage, s) for s in options.seeds for method, stage in methods.items()), options.jobs
+    )
+    table["Joint"] = [results(base("joint", "main", seed)) for seed in options.seeds]
+    folders = side_by_side((partial(variant, name, seed) for name in VARIANTS for seed in options.seeds), options.jobs)
+    for i, name in enumerate(VARIANTS):
+        table[name] = [results(folder) for folder in folders[i * len(options.seeds) :][: len(options.seeds)]]
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpus", choices=["reuters", "eurlex"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--epochs", type=int, help="epochs of Joint and of the head stage")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each with one thread")
+    parser.add_argument("--out", default="runs/httn_table")
+    options, options.extra = parser.parse_known_args()
+    table = train(options)
+    for names in ({name: name for name in RANKING}, LABELS):
+        rows = [[method, *(cell([r[name] for r in seeds]) for name in names)] for method, seeds in table.items()]
+        print(markdown(["", *names.values()], rows), end="\n\n")
+    print(
+        "labels measured:",
+        {name: table["Joint"][0][f"labels/{name}"] / 100 for name in ("oneshot", "rare", "few", "all")},
+    )
+    print("seconds:", {method: [round(r["seconds"]) for r in seeds] for method, seeds in table.items()})
+
+
+if __name__ == "__main__":
+    main()
