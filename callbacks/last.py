@@ -40,12 +40,16 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.is_last_batch:
+        loop = trainer.fit_loop
+        if trainer.is_last_batch or loop.epoch_loop._should_check_val_fx(loop._data_fetcher):  # type: ignore[arg-type]
             return  # validation comes first, and Lightning could not resume between the two
+        if loop._should_accumulate():
+            return  # a checkpoint has no gradients
         stop = anyone_asked(trainer, self.stop_asked)
         if stop or (self.every_n_train_steps and trainer.global_step % self.every_n_train_steps == 0):
             self.save(trainer)
         if stop:
+            trainer._logger_connector.update_train_step_metrics()  # Lightning's next step would have been to log them
             raise SIGTERMException
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

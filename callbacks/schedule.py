@@ -51,6 +51,8 @@ class StageSchedule(Callback):
         self.best: float | None = None
         self.best_weights: dict[str, Tensor] = {}
         self.bad_validations = 0
+        self.measured: float | None = None  # by the validation before a resume
+        self.made_up = True  # whether nothing is left to be done of the epoch before a resume
         self.entered = False
         self.frozen: frozenset[str] = frozenset()
         self.seed = 0
@@ -70,7 +72,9 @@ class StageSchedule(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         kept = ("first_epoch", "ended", "best", "best_weights", "bad_validations")
-        return {"name": self.stage.name} | {name: getattr(self, name) for name in kept}
+        value = self.trainer.callback_metrics.get(self.stage.monitor)
+        state = {"name": self.stage.name, "measured": None if value is None else float(value)}
+        return state | {name: getattr(self, name) for name in kept}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         state = dict(state_dict)
@@ -79,7 +83,7 @@ class StageSchedule(Callback):
         self._apply(self.trainer, self.module)  # before DDP and the optimizer are made
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        from_epoch_start(checkpoint)
+        self.made_up = not from_epoch_start(checkpoint)
 
     # Hooks, in the order in which they are called
 
@@ -104,16 +108,19 @@ class StageSchedule(Callback):
         if trainer.is_global_zero and not self.open_ended:
             Console(stderr=True).print(self._table())
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Lightning steps ReduceLROnPlateau only after the checkpoint of an epoch's end is written.
+        for config in trainer.lr_scheduler_configs:
+            if config.reduce_on_plateau and self.measured is not None and not self.made_up:
+                config.scheduler.step(self.measured)  # type: ignore[arg-type]
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         stop_if_asked(trainer)
-        if not self.entered:
-            self._enter(self.index)
-        while self._is_over() and self.index + 1 < len(self.stages):
-            self._leave()
-            self._enter(self.index + 1)
+        self._catch_up()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        torch.manual_seed(step_seed(self.seed, trainer.global_step, trainer.global_rank))
+        # not from the step: batches whose gradients are accumulated share one
+        torch.manual_seed(step_seed(self.seed, trainer.current_epoch, batch_idx, trainer.global_rank))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         stage = self.stage
@@ -133,14 +140,11 @@ class StageSchedule(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not on_train_end: a resume after the last epoch skips that. Stages that only transform may be left.
-        if self.open_ended or not self._is_over():
-            return
-        left = self.index + 1 < len(self.stages)
-        while self.index + 1 < len(self.stages):
-            self._leave()
-            self._enter(self.index + 1)
-        if left:
-            self._measure_and_save()
+        before = (self.index, self.entered)
+        if self._is_over():
+            self._catch_up()
+            if before != (self.index, self.entered):
+                self._measure_and_save()
 
     # Parts
 
@@ -161,6 +165,14 @@ class StageSchedule(Callback):
             )
         return table
 
+    def _catch_up(self) -> None:
+        """Enter the stage that is due."""
+        if not self.entered:
+            self._enter(self.index)
+        while self._is_over() and self.index + 1 < len(self.stages):
+            self._leave()
+            self._enter(self.index + 1)
+
     def _is_over(self) -> bool:
         return not self.open_ended and (self.ended is not None or self._done() - self.first_epoch >= self.stage.epochs)
 
@@ -170,19 +182,21 @@ class StageSchedule(Callback):
 
     def _end_after_this_epoch(self) -> None:
         self.ended = self.trainer.current_epoch + 1
-        if self.index + 1 == len(self.stages):
+        if not self._epochs_to_come():
             self.trainer.should_stop = True
 
+    def _epochs_to_come(self) -> int:
+        return sum(stage.epochs for stage in self.stages[self.index + 1 :])
+
     def _last_epoch(self) -> int:
-        last = self.index + 1 == len(self.stages)
-        if self.ended is not None and last:
-            return self.ended
-        return self.first_epoch + sum(stage.epochs for stage in self.stages[self.index :])
+        end = self.first_epoch + self.stage.epochs if self.ended is None else self.ended
+        return end + self._epochs_to_come()
 
     def _apply(self, trainer: Trainer, module: LightningModule) -> None:
         """Freeze, choose documents and set limits as the present stage says."""
         module.stage = self.stage  # type: ignore[assignment]
-        trained = self.stage.parameters(module, self.frozen)
+        # without epochs all: Lightning wants an optimizer with parameters at every start
+        trained = (self.stage if self.stage.epochs else Stage("all")).parameters(module, self.frozen)
         for name, parameter in module.named_parameters():
             parameter.requires_grad = name in trained
             parameter.grad = None
@@ -199,9 +213,9 @@ class StageSchedule(Callback):
 
     def _leave(self) -> None:
         """The next stage starts from the weights that `<stage>.ckpt` then holds."""
-        if self.best_weights:
-            self.module.load_state_dict(self.best_weights, strict=False)
-        if self.stage.epochs and self.trainer.checkpoint_callbacks:
+        if self.best_weights:  # whole: a part may look to a head like another model's weights
+            self.module.load_state_dict(self.module.state_dict() | self.best_weights)
+        if self.stage.epochs and self.trainer.checkpoint_callbacks and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             path = os.path.join(self.trainer.default_root_dir, "checkpoints", f"{self.stage.name}.ckpt")
             self.trainer.save_checkpoint(path, weights_only=True)
 
@@ -229,7 +243,8 @@ class StageSchedule(Callback):
         self.trainer.validating = True
         self.trainer.fit_loop.epoch_loop.val_loop.run()
         self.trainer.training = True
-        for callback in self.trainer.checkpoint_callbacks:
+        self.trainer.strategy.setup_optimizers(self.trainer)  # the ones that a resume expects
+        for callback in self.trainer.checkpoint_callbacks if not self.trainer.fast_dev_run else ():  # type: ignore[attr-defined]
             if isinstance(callback, ModelCheckpoint) and callback.monitor and callback.dirpath:
                 callback.best_model_path = os.path.join(callback.dirpath, f"{callback.filename}.ckpt")
                 self.trainer.save_checkpoint(callback.best_model_path, weights_only=False)

@@ -36,7 +36,7 @@ class Stage:
         monitor: validation metric that tells the best epoch.
         mode: whether more or less of it is better.
         patience: end the stage after so many validations without a new best; 0 never does.
-        restore_best: leave the stage with the weights of its best epoch instead of its last.
+        restore_best: the next stage starts from the best epoch's weights instead of the last one's.
     """
 
     name: str
@@ -85,12 +85,12 @@ class Stage:
         for method in [*self.on_enter, *([self.documents] if self.documents else [])]:
             if not callable(getattr(head, method, None)):
                 raise UserError(f"{where}: {type(head).__name__} has no method {method!r}")
-        names = list(self.parameters(module, frozen))
-        if self.epochs and not names:
-            raise UserError(f"{where}: nothing to train; `trainable` matches no parameter that is not frozen")
         known = [name for name, _ in module.named_parameters()]
         for glob in self.trainable:
             check_glob(f"{where}, trainable", glob, known)
+        names = list(self.parameters(module, frozen))
+        if self.epochs and not names:
+            raise UserError(f"{where}: nothing to train; `trainable` matches no parameter that is not frozen")
         for glob in self.groups if self.epochs else ():
             check_glob(f"{where}, groups", glob, names)
 

@@ -92,19 +92,20 @@ def forget_best(trainer: Trainer) -> None:
             callback.kth_value = torch.tensor(math.inf if callback.mode == "min" else -math.inf)
 
 
-def from_epoch_start(checkpoint: dict[str, Any]) -> None:
-    """A checkpoint from an epoch's end resumes where the next one begins.
+def from_epoch_start(checkpoint: dict[str, Any]) -> bool:
+    """A checkpoint from an epoch's end resumes where the next one begins; returns whether it is one.
 
     Lightning would take up the rest of the old epoch instead, and leave out `on_train_epoch_start`.
     """
     loop = checkpoint["loops"]["fit_loop"]
     epochs, batches = loop["epoch_progress"]["current"], loop["epoch_loop.batch_progress"]
     if epochs["processed"] < epochs["started"]:
-        return  # inside an epoch
+        return False
     for progress in (epochs, loop["epoch_progress"]["total"]):
         progress["completed"] = progress["processed"]
     batches["is_last_batch"] = False
     batches["current"] = dict.fromkeys(batches["current"], 0)
+    return True
 
 
 def same_on_all_processes(trainer: Trainer, module: nn.Module) -> None:
@@ -122,7 +123,7 @@ def trained_state(module: LightningModule) -> Iterator[tuple[str, Tensor]]:
 
 
 def step_seed(*parts: int) -> int:
-    """A seed of its own for each (seed, step, rank): what is random in a step is the same after a resume."""
+    """A seed of its own for each combination: what is random in a batch is the same after a resume."""
     value = 0
     for part in parts:
         value = (value * 1_000_003 + part + 1) % 2**63

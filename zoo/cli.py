@@ -66,6 +66,9 @@ def check_training(config: Namespace) -> None:
         raise UserError("--from_stage NAME and --ckpt F go together; to continue a run, give --ckpt_path last")
     if config.from_stage and config.ckpt_path not in (None, "last"):
         raise UserError("--ckpt_path continues a run, --from_stage starts a new one: give one of them")
+    names = [stage.name for stage in config.stages or []]
+    if config.from_stage and config.from_stage not in names:
+        raise UserError(f"there is no stage {config.from_stage!r}: the experiment has {', '.join(names) or 'none'}")
     if config.stages and trainer.max_epochs is not None:
         raise UserError("each stage has its own epochs: give --stages.NAME.epochs instead of --trainer.max_epochs")
     if isinstance(trainer.strategy, str) and trainer.strategy.startswith(SHARDED):
@@ -158,13 +161,18 @@ class ZooCLI(LightningCLI):
 
     def continue_in(self, folder: Path) -> str | None:
         """The newest checkpoint of a run; its log loses what came after."""
-        last = folder / "checkpoints" / "last.ckpt"
-        if not last.is_file():
+        last, step = folder / "checkpoints" / "last.ckpt", -1
+        if last.is_file():
+            checkpoint = read_checkpoint(last)
+            epochs = {stage.name: stage.epochs for stage in self.config_init["fit"].stages or []}
+            # a last stage without epochs has logged at the step that would have come next
+            transformed = epochs.get(checkpoint["callbacks"]["StageSchedule"]["name"]) == 0
+            step = checkpoint["global_step"] - (not transformed)
+        else:
             note(f"{folder} has no checkpoint yet: the run begins anew there")
-            return None
         if is_first_process():
-            drop_rows_after(folder, read_checkpoint(last)["global_step"] - 1)
-        return str(last)
+            drop_rows_after(folder, step)
+        return str(last) if last.is_file() else None
 
     def after_instantiate_classes(self) -> None:
         config = self.config[self.subcommand] if self.subcommand else self.config

@@ -92,7 +92,8 @@ def resolve_files(argv: list[str], folder: Path) -> list[str]:
                 configs.append((str(config_of(value, verb, place)), place))
         else:
             configs.append((value, place))
-    files = [resolve_config(config, place, overrides) for config, place in configs]
+    staged = [i for i, (config, _) in enumerate(configs) if "stages" in read_yaml(Path(config))] or [0]
+    files = [resolve_config(*config, overrides if i == staged[-1] else {}) for i, config in enumerate(configs)]
     if overrides and not files:
         raise UserError("--stages.NAME.SETTING overrides a stage of an experiment: give one with --config")
     return [*rest[:1], *(part for file in files for part in ("--config", str(file))), *rest[1:]]
@@ -101,9 +102,9 @@ def resolve_files(argv: list[str], folder: Path) -> list[str]:
 def config_of(checkpoint: str, verb: str, folder: Path) -> Path:
     """What a checkpoint was trained with, as far as the command needs it."""
     config = yaml.safe_load(read_checkpoint(checkpoint)["zoo"]["config"] or "{}")
-    kept = {"seed_everything", "name", "model", "data"} | (
-        {"trainer", "stages", "best", "last"} if verb == "fit" else set()
-    )
+    kept = {"seed_everything", "name", "model", "data"}
+    if verb == "fit":
+        kept |= {"trainer", "stages", "best", "last"}
     file = folder / f"{Path(checkpoint).stem}.yaml"
     content = {key: value for key, value in config.items() if key in kept and value is not None}
     file.write_text(yaml.safe_dump(content, sort_keys=False), "utf8")

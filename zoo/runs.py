@@ -230,4 +230,6 @@ def drop_rows_after(folder: Path, step: int) -> None:
     file = folder / ExperimentWriter.NAME_METRICS_FILE
     columns, rows = read_rows(file)
     if columns:
-        write_rows(file, columns, [row for row in rows if float(row["step"]) <= step])
+        tests = [name for name in columns if name.startswith("test/")]  # repeated when the run ends
+        kept = [row for row in rows if float(row["step"]) <= step and not any(row[name] for name in tests)]
+        write_rows(file, columns, kept)
