@@ -21,6 +21,13 @@ class Features:
     pooled: Tensor  # (batch, dim)
     layers: tuple[Tensor, ...]  # states of every layer, each like `tokens`; layers[-1] is tokens
 
+    def float(self) -> Features:
+        """In single precision; the same object where it is that already."""
+        if self.pooled.dtype == self.tokens.dtype == torch.float32:
+            return self
+        layers = tuple(layer.float() for layer in self.layers)
+        return Features(layers[-1], self.mask, self.pooled.float(), layers)
+
 
 class Backbone(nn.Module, ABC):
     """Turns token ids into features. Appending padding to a batch changes nothing."""

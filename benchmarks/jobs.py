@@ -42,7 +42,8 @@ def side_by_side(tasks: Iterable[Callable[[], Any]], jobs: int) -> list[Any]:
 def results(folder: Path) -> dict[str, float]:
     """Metrics in per cent, and the training seconds."""
     content = json.loads((folder / "metrics.json").read_text())
-    return {name: 100 * value for name, value in content["metrics"].items()} | {"seconds": content["seconds"]}
+    metrics = content["metrics"].items()
+    return {k: v if k.startswith("labels/") else 100 * v for k, v in metrics} | {"seconds": content["seconds"]}
 
 
 def cell(values: Sequence[float], digits: int = 2) -> str:

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
@@ -14,7 +15,7 @@ from rich.table import Table
 from torch import Tensor
 
 from callbacks.last import LastCheckpoint, stop_if_asked
-from callbacks.stages import Stage, check_stages
+from callbacks.stages import Stage, check_pending, check_stages
 from callbacks.transition import (
     TrainerContext,
     check_strategy,
@@ -105,8 +106,11 @@ class StageSchedule(Callback):
         self._apply(trainer, pl_module)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_global_zero and not self.open_ended:
-            Console(stderr=True).print(self._table())
+        check_pending(self.head, self.stages[self.index + self.entered :])
+        if not self.open_ended:
+            table = self._table()
+            if trainer.is_global_zero:
+                Console(stderr=True).print(table)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Lightning steps ReduceLROnPlateau only after the checkpoint of an epoch's end is written.
@@ -138,27 +142,36 @@ class StageSchedule(Callback):
             if 0 < stage.patience <= self.bad_validations:
                 self._end_after_this_epoch()
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._finish():
+            self._save_best_if_none()
+
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Not on_train_end: a resume after the last epoch skips that. Stages that only transform may be left.
-        before = (self.index, self.entered)
-        if self._is_over():
-            self._catch_up()
-            if before != (self.index, self.entered):
-                self._measure_and_save()
+        # For a resume after the last epoch, which skips training. Lightning has taken the model off its device by now.
+        if self._is_over() and not self.finished:
+            trainer.strategy.model_to_device()
+            self._finish()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last stage lies behind."""
+        return self.open_ended or (self._is_over() and self.entered and self.index + 1 == len(self.stages))
 
     # Parts
 
     def _table(self) -> Table:
-        table = Table("stage", "epochs", "trained parameters", "learning rates", "on entering")
+        """What will be done, made for the most part as it will be then: mistakes show at the start."""
+        table = Table("stage", "epochs", "documents", "trained parameters", "learning rates", "on entering")
         for index, stage in enumerate(self.stages):
-            parameters = stage.parameters(self.module, self.frozen) if stage.epochs else {}
-            rates: list[float] = []
-            if parameters:
-                optimizer = self.module.optimizer_of(stage, parameters)  # type: ignore[operator]
+            parameters, documents, rates = {}, None, []
+            if stage.epochs:
+                parameters, documents = stage.parameters(self.module, self.frozen), self._documents(stage)
+                optimizer = self.module.optimizer_of(stage, parameters)["optimizer"]  # type: ignore[operator]
                 rates = list(dict.fromkeys(group["lr"] for group in optimizer.param_groups))
             table.add_row(
                 f"{stage.name} (here)" if index == self.index > 0 else stage.name,
                 str(stage.epochs or "-"),
+                "-" if not stage.epochs else "all" if documents is None else f"{len(documents):,}",
                 f"{sum(p.numel() for p in parameters.values()):,}" if parameters else "-",
                 ", ".join(f"{rate:g}" for rate in rates) or "-",
                 ", ".join(stage.on_enter) or "-",
@@ -172,6 +185,17 @@ class StageSchedule(Callback):
         while self._is_over() and self.index + 1 < len(self.stages):
             self._leave()
             self._enter(self.index + 1)
+
+    def _finish(self) -> bool:
+        """Enter what is left, if it has no epochs; returns whether anything was."""
+        before = (self.index, self.entered)
+        if self._is_over():
+            stop_if_asked(self.trainer)
+            self._catch_up()
+        if before == (self.index, self.entered):
+            return False
+        self._measure_and_save()
+        return True
 
     def _is_over(self) -> bool:
         return not self.open_ended and (self.ended is not None or self._done() - self.first_epoch >= self.stage.epochs)
@@ -204,18 +228,26 @@ class StageSchedule(Callback):
         trainer.gradient_clip_val = self.gradient_clip_val if clip is None else clip
         if not self.open_ended:
             trainer.fit_loop.max_epochs = self._last_epoch()
-        data = trainer.datamodule  # type: ignore[attr-defined]
-        if isinstance(data, TextDataModule):
-            choose = getattr(self.head, self.stage.documents) if self.stage.documents else None
-            data.chosen = None if choose is None else choose(data.train_targets(), self.seed).numpy()
-        elif self.stage.documents:
-            raise UserError(f"stage {self.stage.name!r} chooses documents: that needs a datamodule of the zoo")
+        if isinstance(data := trainer.datamodule, TextDataModule):  # type: ignore[attr-defined]
+            data.chosen = self._documents(self.stage)
+
+    def _documents(self, stage: Stage) -> np.ndarray | None:
+        """Training documents of a stage; None means all."""
+        if not stage.documents:
+            return None
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        if not isinstance(data, TextDataModule):
+            raise UserError(f"stage {stage.name!r} chooses documents: that needs a datamodule of the zoo")
+        chosen: np.ndarray = getattr(self.head, stage.documents)(data.train_targets(), self.seed).numpy()
+        if not len(chosen):
+            raise UserError(f"stage {stage.name!r}: {stage.documents} chooses none of the training documents")
+        return chosen
 
     def _leave(self) -> None:
         """The next stage starts from the weights that `<stage>.ckpt` then holds."""
         if self.best_weights:  # whole: a part may look to a head like another model's weights
             self.module.load_state_dict(self.module.state_dict() | self.best_weights)
-        if self.stage.epochs and self.trainer.checkpoint_callbacks and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self.trainer.checkpoint_callbacks and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             path = os.path.join(self.trainer.default_root_dir, "checkpoints", f"{self.stage.name}.ckpt")
             self.trainer.save_checkpoint(path, weights_only=True)
 
@@ -227,6 +259,7 @@ class StageSchedule(Callback):
         for logger in trainer.loggers:
             logger.log_metrics({"stage": index}, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
         if self.stage.on_enter:
+            torch.manual_seed(step_seed(self.seed, index))
             context = TrainerContext(trainer, module, self.stage.name, self.seed)
             for method in self.stage.on_enter:
                 getattr(self.head, method)(context)
@@ -244,10 +277,18 @@ class StageSchedule(Callback):
         self.trainer.fit_loop.epoch_loop.val_loop.run()
         self.trainer.training = True
         self.trainer.strategy.setup_optimizers(self.trainer)  # the ones that a resume expects
-        for callback in self.trainer.checkpoint_callbacks if not self.trainer.fast_dev_run else ():  # type: ignore[attr-defined]
-            if isinstance(callback, ModelCheckpoint) and callback.monitor and callback.dirpath:
-                callback.best_model_path = os.path.join(callback.dirpath, f"{callback.filename}.ckpt")
-                self.trainer.save_checkpoint(callback.best_model_path, weights_only=False)
+        self._save_best_if_none()
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, LastCheckpoint):
                 callback.save(self.trainer)
+
+    def _save_best_if_none(self) -> None:
+        """Where no epoch of the last stage was validated: the file of an earlier stage must not pass for its best."""
+        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        for callback in self.trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.monitor and callback.dirpath:
+                path = os.path.join(callback.dirpath, f"{callback.filename}.ckpt")
+                if not callback.best_model_path:
+                    callback.best_model_path = path
+                    self.trainer.save_checkpoint(path, weights_only=False)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from inspect import signature
 from typing import Any, Literal
 
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
@@ -33,7 +35,7 @@ class Stage:
         groups: optimizer settings by glob, such as `{"head.*": {lr: 0.01}, "*.bias": {weight_decay: 0}}`; where
             several match, later ones win.
         gradient_clip_val: the trainer's by default.
-        monitor: validation metric that tells the best epoch.
+        monitor: validation metric that `patience` and `restore_best` go by.
         mode: whether more or less of it is better.
         patience: end the stage after so many validations without a new best; 0 never does.
         restore_best: the next stage starts from the best epoch's weights instead of the last one's.
@@ -82,9 +84,10 @@ class Stage:
             raise UserError(f"{where}: a name has letters, digits, - and _, and is none of {sorted(RESERVED)}")
         if self.epochs < 0 or self.patience < 0:
             raise UserError(f"{where}: epochs and patience cannot be negative")
-        for method in [*self.on_enter, *([self.documents] if self.documents else [])]:
-            if not callable(getattr(head, method, None)):
-                raise UserError(f"{where}: {type(head).__name__} has no method {method!r}")
+        for method in self.on_enter:
+            check_method(f"{where}, on_enter", head, method, "a TransitionContext")
+        if self.documents:
+            check_method(f"{where}, documents", head, self.documents, "targets", "a seed")
         known = [name for name, _ in module.named_parameters()]
         for glob in self.trainable:
             check_glob(f"{where}, trainable", glob, known)
@@ -95,10 +98,20 @@ class Stage:
             check_glob(f"{where}, groups", glob, names)
 
 
+def check_method(where: str, head: Head, name: str, *arguments: str) -> None:
+    method = getattr(head, name, None)
+    if not callable(method):
+        raise UserError(f"{where}: {type(head).__name__} has no method {name!r}")
+    try:
+        signature(method).bind(*arguments)
+    except TypeError:
+        raise UserError(f"{where}: {name!r} does not take {' and '.join(arguments)}") from None
+
+
 def check_glob(where: str, glob: str, names: list[str]) -> None:
     if not any(fnmatchcase(name, glob) for name in names):
-        some = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
-        raise UserError(f"{where}: nothing matches {glob!r}; there are {some}")
+        near = get_close_matches(glob, names, n=6, cutoff=0) or names
+        raise UserError(f"{where}: nothing matches {glob!r}; there are {', '.join(near)}{', ...' * (len(names) > 6)}")
 
 
 def check_stages(stages: list[Stage], module: nn.Module, head: Head, frozen: frozenset[str]) -> None:
@@ -107,9 +120,13 @@ def check_stages(stages: list[Stage], module: nn.Module, head: Head, frozen: fro
         raise UserError(f"stage names must differ: {', '.join(names)}")
     for stage in stages:
         stage.check(module, head, frozen)
-    entered = {method for stage in stages for method in stage.on_enter}
-    for method in head.transitions:
-        if method not in entered:
-            raise UserError(
-                f"{type(head).__name__} needs a stage with `on_enter: [{method}]`: see its experiments in experiments/"
-            )
+
+
+def check_pending(head: Head, stages: list[Stage]) -> None:
+    """A head that needs a transition must find it in one of the stages that are to come."""
+    ahead = {method for stage in stages for method in stage.on_enter}
+    if missing := [method for method in head.pending if method not in ahead]:
+        raise UserError(
+            f"{type(head).__name__} needs a stage with `on_enter: [{missing[0]}]`, and none of those to come has it: "
+            "see its experiments in experiments/, or begin at an earlier stage"
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Iterator, Mapping
+from inspect import signature
 from typing import Any
 
 import torch
@@ -37,15 +38,19 @@ class TrainerContext:
     @torch.no_grad()
     def train_features(self) -> Iterator[tuple[Features, Batch]]:
         """Every training document once over all processes together, in evaluation mode."""
-        loader = self.data.pass_dataloader()
-        was_training = self.module.training
+        modes = {part: part.training for part in self.module.modules()}
         self.module.eval()
-        for batch in tracked(self.trainer, loader, f"{self.stage}: reading"):
-            stop_if_asked(self.trainer)
-            if batch.rows[0] >= 0:  # otherwise a repeat, for a process that has none of the last documents
-                batch = batch.to(self.module.device)
-                yield self.module(batch), batch
-        self.module.train(was_training)
+        try:
+            for batch in tracked(self.trainer, self.data.pass_dataloader(), f"{self.stage}: reading"):
+                stop_if_asked(self.trainer)
+                if batch.rows[0] >= 0:  # otherwise a repeat, for a process that has none of the last documents
+                    batch = batch.to(self.module.device)
+                    with self.trainer.precision_plugin.forward_context():
+                        features = self.module(batch)
+                    yield features.float(), batch
+        finally:
+            for part, training in modes.items():
+                part.training = training
 
     def sum(self, value: Tensor) -> Tensor:
         # a copy: `reduce` works in place
@@ -63,6 +68,11 @@ def check_strategy(trainer: Trainer) -> None:
     strategy = trainer.strategy
     if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy) or isinstance(strategy, DeepSpeedStrategy):
         raise UserError(f"{type(strategy).__name__} cannot be used: stages need whole weights on each device, take ddp")
+    if isinstance(strategy, DDPStrategy):
+        # DDP would send all buffers in every step, prototypes of all labels among them: transitions make them equal.
+        names = signature(DistributedDataParallel).parameters
+        name = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+        strategy._ddp_kwargs.setdefault(name, False)
 
 
 def rebuild_training_state(trainer: Trainer) -> None:

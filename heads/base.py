@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -49,7 +50,6 @@ class Head(nn.Module, ABC):
     """
 
     needs_tokens: bool = False  # True: refuses a backbone that has no token states
-    transitions: tuple[str, ...] = ()  # methods that some stage must name in `on_enter`
 
     def __init__(self, dim: int, space: LabelSpace) -> None:
         super().__init__()
@@ -63,11 +63,13 @@ class Head(nn.Module, ABC):
     def rank(self, features: Features, k: int) -> Ranking:
         """The k best labels."""
 
-    def learn_labels(self, space: LabelSpace, examples: Iterable[tuple[Features, Targets]]) -> None:
-        """Without training: take in the labels that `space` has at its end, and update known ones, from documents.
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """Transitions without which the head is of no use: some stage that is to come must name them in `on_enter`."""
+        return ()
 
-        Counts of known labels in `space` are those from before.
-        """
+    def learn_labels(self, space: LabelSpace, examples: Iterable[tuple[Features, Targets]]) -> None:
+        """Without training: take in the labels that `space` has at its end, and update known ones, from documents."""
         raise UserError(f"{type(self).__name__} cannot make a classifier from a few documents: PrototypeTransfer can")
 
 
@@ -82,8 +84,10 @@ class DenseHead(Head):
         return {"loss": bce(self(features), targets)}
 
     def rank(self, features: Features, k: int) -> Ranking:
-        # by logit: the sigmoid of sure labels rounds to one and the same number
-        top = top_labels(self(features).float(), k)
+        # In single precision: half of it makes ties among the best, which go to the more frequent labels. And by logit:
+        # the sigmoid of sure labels rounds to one and the same number.
+        with torch.autocast(features.pooled.device.type, enabled=False):
+            top = top_labels(self(features.float()).float(), k)
         return Ranking(probabilities(top.scores) * (top.labels >= 0), top.labels)
 
 

@@ -55,10 +55,10 @@ class PrototypeTransfer(DenseHead):
         mix: other documents for each one with a tail label in `tail_documents`.
     """
 
-    transitions = ("transfer",)
     is_head: Tensor  # (num_labels,) mask
     map: Tensor  # (d', d'), where d' is hidden, or hidden + 1 with bias
-    prototypes: Tensor  # (num_labels, d') mean vector of each label's training documents
+    prototypes: Tensor  # (num_labels, d') mean vector of each label's documents
+    support: Tensor  # (num_labels,) documents in each of these means
     ready: Tensor  # whether `transfer` has run
     head_labels: Tensor
     tail_labels: Tensor
@@ -102,6 +102,7 @@ class PrototypeTransfer(DenseHead):
         self.scale = nn.Parameter(torch.tensor(float(scale)))
         self.register_buffer("map", torch.eye(self.width))
         self.register_buffer("prototypes", torch.zeros(space.num_labels, self.width))
+        self.register_buffer("support", torch.zeros(space.num_labels, dtype=torch.long))
         self.register_buffer("ready", torch.tensor(False))
         self.is_ready = False  # `ready` for Python: reading a buffer makes a GPU wait
         self._index(_head_mask(space, tail_labels, tail_count))
@@ -128,6 +129,10 @@ class PrototypeTransfer(DenseHead):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self.ready &= f"{prefix}tail" in state_dict  # else the classifiers were for another split
         self.is_ready = bool(self.ready)
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        return () if self.is_ready else ("transfer",)
 
     # --- scores
 
@@ -186,6 +191,7 @@ class PrototypeTransfer(DenseHead):
         parts.append(label_pairs(targets, self.num_labels))
         drawn, few, middle, means = cell_means(parts, vectors, len(targets), self.map, ctx.sum)
         self.prototypes.copy_(means)
+        self.support.copy_(parts[-1][1].bincount(minlength=self.num_labels))
         drawn = self._renormalized(drawn.view(self.draws, head, self.width))
         few = self._renormalized(few.view(self.members, tail, self.width))
         log = self._fit_map(drawn, generator)
@@ -242,24 +248,28 @@ class PrototypeTransfer(DenseHead):
         counts = known[1].bincount(minlength=space.num_labels)
         if len(without := new[counts[new] == 0]):
             raise UserError(f"no document for the new label {space.names[int(without[0])]!r}: give at least one")
-        drawn = draw_documents(targets, new, self.shots, self.members, torch.Generator().manual_seed(0))
+        shots = self.shots if self.members > 1 else len(targets)  # a single classifier has use for all of them
+        drawn = draw_documents(targets, new, shots, self.members, torch.Generator().manual_seed(0))
         parts = [known, (*drawn, self.members * len(new))]
         vectors = [(unit, torch.arange(len(unit), device=unit.device))]
         means, few = cell_means(parts, vectors, len(targets), self.map, lambda total: total)
         heads = self._renormalized(self.prototypes[self.head_labels].double())
-        self._update(counts[: self.num_labels], torch.tensor(space.counts), means, heads)
+        self._update(counts[: self.num_labels], means, heads)
         few = self._renormalized(few.view(self.members, len(new), self.width))
         added = torch.stack([self._mixed(member, heads)[0] for member in few]) @ self.map.double().T
         tail = torch.cat([self.tail, added.to(self.tail.dtype)], dim=1)
         self.tail = nn.Parameter(tail, requires_grad=self.tail.requires_grad)
         self.prototypes = torch.cat([self.prototypes, means[self.num_labels :].to(self.prototypes.dtype)])
+        self.support = torch.cat([self.support, counts[self.num_labels :].to(self.support.device)])
         self.added += len(new)
         self._index(F.pad(self.is_head, (0, len(new))))
 
-    def _update(self, more: Tensor, counts: Tensor, means: Tensor, heads: Tensor) -> None:
+    def _update(self, more: Tensor, means: Tensor, heads: Tensor) -> None:
         """Move known labels that have `more` documents by what the map makes of their prototype's change."""
-        seen = more.nonzero().flatten().to(self.map.device)
-        share = (more / (counts[: len(more)] + more).double().clamp_min(1)).to(seen.device)[seen, None]
+        more = more.to(self.support.device)
+        self.support += more
+        seen = more.nonzero().flatten()
+        share = (more[seen].double() / self.support[seen])[:, None]
         is_head, column = self.is_head[seen], self.column[seen]
 
         def mapped(prototypes: Tensor) -> Tensor:

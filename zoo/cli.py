@@ -71,8 +71,30 @@ def check_training(config: Namespace) -> None:
         raise UserError(f"there is no stage {config.from_stage!r}: the experiment has {', '.join(names) or 'none'}")
     if config.stages and trainer.max_epochs is not None:
         raise UserError("each stage has its own epochs: give --stages.NAME.epochs instead of --trainer.max_epochs")
+    if config.stages and trainer.max_steps != -1:
+        raise UserError("--trainer.max_steps would end within the stages: shorten --stages.NAME.epochs instead")
     if isinstance(trainer.strategy, str) and trainer.strategy.startswith(SHARDED):
         raise UserError(f"--trainer.strategy={trainer.strategy} cannot be used: stages need whole weights; take ddp")
+
+
+def compare_settings(before: str, now: str) -> None:
+    """A run goes on with the same model; of other settings that have changed a line tells."""
+    old, new = (flattened({k: yaml.safe_load(t)[k] for k in ("model", "data", "stages")}) for t in (before, now))
+    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    if other := [key for key in changed if key.startswith(("model.backbone.", "model.head."))]:
+        raise UserError(
+            f"the run was begun with another model ({', '.join(other)}): give it another --name to start anew"
+        )
+    if changed:
+        note(f"settings that differ from those the run was begun with: {', '.join(changed)}")
+
+
+def flattened(value: Any, key: str = "") -> dict[str, Any]:
+    """Nested settings by dotted keys."""
+    if not isinstance(value, dict | list) or not value:
+        return {key: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return {k: v for name, part in items for k, v in flattened(part, f"{key}.{name}" if key else str(name)).items()}
 
 
 class ZooCLI(LightningCLI):
@@ -175,10 +197,13 @@ class ZooCLI(LightningCLI):
         return str(last) if last.is_file() else None
 
     def after_instantiate_classes(self) -> None:
-        config = self.config[self.subcommand] if self.subcommand else self.config
+        config = self.config[self.subcommand].clone()
+        config.ckpt_path = None  # so that the same settings make a run of their own
         self.model.config_text = self._parser(self.subcommand).dump(config, skip_none=False)
 
     def before_fit(self) -> None:
+        if path := self.config_init["fit"].ckpt_path:
+            compare_settings(read_checkpoint(path)["zoo"]["config"], self.model.config_text or "")
         if self.trainer.is_global_zero and self.model.config_text:
             folder = Path(self.trainer.default_root_dir)
             (folder / "config.yaml").write_text(self.model.config_text, "utf8")
@@ -187,6 +212,9 @@ class ZooCLI(LightningCLI):
 
     def after_fit(self) -> None:
         if not self._get(self.config, "final_test"):
+            return
+        if not next(c for c in self.trainer.callbacks if isinstance(c, StageSchedule)).finished:  # type: ignore[attr-defined]
+            note("the run stopped before the end of its stages: no final test; `--ckpt_path last` goes on")
             return
         best = self._get(self.config_init, "best").best_model_path or None
         has_test = len(self.datamodule.prepared.rows("test")) > 0

@@ -139,20 +139,23 @@ class ZooModule(pl.LightningModule):
         self.test_metrics.reset()
 
     def configure_optimizers(self) -> Any:
-        stage = self.stage
-        optimizer = self.optimizer_of(stage, {name: p for name, p in self.named_parameters() if p.requires_grad})
-        make = stage.lr_scheduler or (None if stage.optimizer else self.make_scheduler)
-        if make is None:
-            return optimizer
-        scheduler = {"scheduler": make(optimizer), "interval": stage.lr_interval, "monitor": stage.monitor}
-        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+        return self.optimizer_of(self.stage, {name: p for name, p in self.named_parameters() if p.requires_grad})
 
-    def optimizer_of(self, stage: Stage, parameters: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
-        """A new optimizer, as a stage wants it."""
+    def optimizer_of(self, stage: Stage, parameters: dict[str, nn.Parameter]) -> dict[str, Any]:
+        """A new optimizer and scheduler, as a stage wants them."""
+        make_scheduler = stage.lr_scheduler or (None if stage.optimizer else self.make_scheduler)
         try:
-            return (stage.optimizer or self.make_optimizer)(stage.parameter_groups(parameters))
+            optimizer = (stage.optimizer or self.make_optimizer)(stage.parameter_groups(parameters))
+            scheduler = make_scheduler(optimizer) if make_scheduler else None
         except (TypeError, ValueError) as error:
-            raise UserError(f"stage {stage.name!r}: the optimizer cannot be made: {first_line(error)}") from error
+            reason = first_line(error)
+            raise UserError(f"stage {stage.name!r}: optimizer or scheduler cannot be made: {reason}") from error
+        if any(group["lr"] < 0 for group in optimizer.param_groups):
+            raise UserError(f"stage {stage.name!r}: a learning rate is negative")
+        if scheduler is None:
+            return {"optimizer": optimizer}
+        config = {"scheduler": scheduler, "interval": stage.lr_interval, "monitor": stage.monitor}
+        return {"optimizer": optimizer, "lr_scheduler": config}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # plain values only: the file must open with torch.load(weights_only=True)

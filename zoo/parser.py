@@ -81,6 +81,8 @@ def resolve_files(argv: list[str], folder: Path) -> list[str]:
             rest.append(argument)
             continue
         value = value if given else next(options, "")
+        if not value or (not given and value.startswith("--")):
+            raise UserError(f"{option} needs a value")
         if option.startswith("--stages."):
             overrides[option.removeprefix("--")] = parse_yaml(option, value)
             continue

@@ -215,9 +215,9 @@ def test_the_table_and_the_log_name_every_stage(config, go, capsys):
     model = weights(folder, "last")
     count = {part: sum(model[n].numel() for n in parameters(model) if n.startswith(part)) for part in ("head", "back")}
     assert table == [
-        ["start", "-", "-", "-", "double"],
-        ["first", "2", f"{count['head']:,}", "0.05", "-"],
-        ["second", "1", f"{sum(count.values()):,}", "0.001, 0.01", "-"],
+        ["start", "-", "-", "-", "-", "double"],
+        ["first", "2", "all", f"{count['head']:,}", "0.05", "-"],
+        ["second", "1", "all", f"{sum(count.values()):,}", "0.001, 0.01", "-"],
     ]
     rows = rows_of(folder)
     assert {"train/first/loss_epoch", "train/second/loss_epoch", "doubled"} <= {name for row in rows for name in row}
@@ -389,7 +389,7 @@ def test_a_transform_comes_first_in_the_middle_and_last(config, go, read_metrics
     name = "head.classifier.weight"
     assert torch.equal(Recorder.weights[BATCHES][name], 2 * weights(folder, "train")[name])
     assert torch.equal(weights(folder, "last")[name], 4 * weights(folder, "train")[name])
-    assert {p.stem for p in (folder / "checkpoints").iterdir()} == {"best", "last", "train", "train-on"}
+    assert {p.stem for p in (folder / "checkpoints").iterdir()} == {"best", "last", "one", "train", "two", "train-on"}
     assert differing(weights(folder, "best"), weights(folder, "last")) == set()
     assert sum("val/nDCG@5" in row for row in rows_of(folder)) == 3  # after each epoch, and after the last transform
     metrics = read_metrics(folder)["metrics"]

@@ -149,3 +149,25 @@ def test_learning_is_refused_with_a_reason():
     with pytest.raises(UserError, match="no document for the new label 'new8': give at least one"):
         head.learn_labels(grown(space, [1, 1]), batches(pooled[:1], [[7, 0]]))
     assert all(torch.equal(value, before[name]) for name, value in head.state_dict().items())
+
+
+def test_documents_weigh_the_same_at_once_and_one_after_the_other():
+    space, targets, pooled = corpus()
+    documents, lists = torch.randn(4, DIM, generator=seeded(9)), [[4], [4, 0], [4], [0]]
+    together, _ = transferred(space, targets, pooled, attention=False)
+    apart, _ = transferred(space, targets, pooled, attention=False)
+    together.learn_labels(space, batches(documents, lists))
+    for row in range(4):
+        apart.learn_labels(space, batches(documents[row : row + 1], lists[row : row + 1]))
+    assert torch.equal(together.support, apart.support)
+    assert torch.allclose(together.prototypes, apart.prototypes, atol=1e-6)
+    assert torch.allclose(together(wrap(pooled)), apart(wrap(pooled)), atol=1e-4)
+
+
+def test_one_classifier_is_made_of_all_documents_whatever_the_shots():
+    space, targets, pooled = corpus()
+    head, _ = transferred(space, targets, pooled, shots=1, attention=False)
+    documents = torch.randn(5, DIM, generator=seeded(9))
+    head.learn_labels(grown(space, [5]), batches(documents, [[7]] * 5))
+    mean = F.normalize(head.unit(wrap(documents)).mean(0), dim=0)
+    assert torch.allclose(head.tail[0, -1], head.map @ mean, atol=1e-5)

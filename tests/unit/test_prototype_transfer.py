@@ -243,7 +243,7 @@ def test_parts_of_other_weights_leave_the_split_alone():
     trained, _ = transferred(space, targets, pooled)
     head = build(space, tail_count=9)
     fitting = {k: v for k, v in trained.state_dict().items() if v.shape == head.state_dict()[k].shape}
-    assert fitting.keys() == {"project.weight", "project.bias", "scale", "map", "prototypes", "ready"}
+    assert fitting.keys() == {"project.weight", "project.bias", "scale", "map", "prototypes", "support", "ready"}
     head.load_state_dict(fitting, strict=False)
     assert head.is_head.tolist() == [True] * 3 + [False] * 4
     assert not head.is_ready

@@ -9,7 +9,7 @@ import yaml
 from torch import nn
 
 from callbacks import Stage
-from callbacks.stages import check_stages
+from callbacks.stages import check_pending, check_stages
 from callbacks.transition import from_epoch_start, step_seed
 from datamodules.batch import LabelSpace
 from datamodules.errors import UserError
@@ -134,7 +134,7 @@ def test_stages_that_fit_are_accepted():
         ([Stage("last")], "none of ['best', 'last']"),
         ([Stage("s", epochs=-1)], "cannot be negative"),
         ([Stage("s", patience=-1)], "cannot be negative"),
-        ([Stage("s", on_enter=["jump"])], "stage 's': Linear has no method 'jump'"),
+        ([Stage("s", on_enter=["jump"])], "stage 's', on_enter: Linear has no method 'jump'"),
         ([Stage("s", on_enter=["num_labels"])], "Linear has no method 'num_labels'"),
         ([Stage("s", epochs=1, documents="jump")], "Linear has no method 'jump'"),
         (
@@ -143,7 +143,9 @@ def test_stages_that_fit_are_accepted():
         ),
         ([Stage("s", trainable=["tail.*"])], "nothing matches 'tail.*'"),
         ([Stage("s", epochs=1, groups={"tail.*": {"lr": 1}})], "s', groups: nothing matches 'tail.*'"),
-        ([Stage("s", epochs=1, trainable=["head.*"], groups={"backbone.*": {}})], "there are head.classifier.weight"),
+        ([Stage("s", epochs=1, trainable=["head.*"], groups={"backbone.*": {}})], "there are head.classifier.bias"),
+        ([Stage("s", on_enter=["rank"])], "stage 's', on_enter: 'rank' does not take a TransitionContext"),
+        ([Stage("s", epochs=1, documents="forward")], "'forward' does not take targets and a seed"),
         ([Stage("s", epochs=1, trainable=[])], "nothing to train"),
         ([Stage("s", epochs=1, trainable=["backbone.0.*"])], "nothing to train"),
         ([Stage("s", epochs=1), Stage("t"), Stage("s")], "stage names must differ: s, t, s"),
@@ -162,9 +164,13 @@ def test_a_later_stage_is_checked_before_the_first_one_runs():
 
 
 def test_a_head_that_needs_a_transition_says_so():
+    head = PrototypeTransfer(4, SPACE)
     with pytest.raises(UserError) as error:
-        check(Stage("only", epochs=1), head=PrototypeTransfer(4, SPACE))
+        check_pending(head, [Stage("only", epochs=1)])
     assert "PrototypeTransfer needs a stage with `on_enter: [transfer]`" in str(error.value)
+    check_pending(head, [Stage("only", epochs=1), Stage("then", on_enter=["transfer"])])
+    head.is_ready = True
+    check_pending(head, [Stage("only", epochs=1)])
 
 
 # --- what makes a resume exact
