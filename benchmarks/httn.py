@@ -21,9 +21,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "HTTN": (),
     "HTTN, no fine-tuning": UNTUNED,
     "HTTN, attention": ATTENTION,
-    "HTTN, attention, no fine-tuning": (*ATTENTION, *UNTUNED),
     "HTTN, attention at 0.03": (*ATTENTION, "--model.head.temperature=0.03"),
-    "HTTN, one shot, no fine-tuning": ("--model.head.shots=1", *UNTUNED),
     "EHTTN, one shot, 30 members": ("--model.head.shots=1", "--model.head.members=30", *UNTUNED),
 }
 RANKING = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@3", "PSP@5")
