@@ -80,6 +80,8 @@ class ZooModule(pl.LightningModule):
         self.head, self.space = head, space
 
     def setup(self, stage: str) -> None:
+        if self.trainer.strategy.root_device.type == "mps":
+            raise UserError("Apple's GPUs have no double precision, which metrics need: give --trainer.accelerator=cpu")
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if isinstance(data, TextDataModule):
             self.vocabulary = data.prepared.vocabulary

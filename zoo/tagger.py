@@ -121,7 +121,8 @@ def check_examples(examples: Iterable[tuple[str, Sequence[str]]]) -> tuple[list[
         raise TypeError('examples must be pairs of a text and its labels: [("a text", ["a label"]), ...]')
     texts: list[str] = []
     labels: list[list[str]] = []
-    for number, (text, given) in enumerate(examples, 1):
+    for number, example in enumerate(examples, 1):
+        text, given = example if isinstance(example, tuple | list) and len(example) == 2 else (None, ())
         if not isinstance(text, str) or isinstance(given, str) or not all(isinstance(name, str) for name in given):
             raise TypeError(f"example {number} must be a text and a list of labels, all of them strings")
         names = list(dict.fromkeys(name.strip() for name in given))  # as in a corpus

@@ -351,6 +351,7 @@ def test_batches_change_nothing_but_rounding(trained, grown):
         ([], UserError, "nothing to learn from"),
         ([("a", "new")], TypeError, "a list of labels"),
         ([("a", [3])], TypeError, "a list of labels"),
+        (["a text"], TypeError, "example 1 must be a text and a list of labels"),
         ({"a": ["new"]}, TypeError, "pairs of a text and its labels"),
     ],
 )
