@@ -32,8 +32,9 @@ NEVER = -30.0  # logit of tail labels before the transfer
 class PrototypeTransfer(DenseHead):
     """HTTN, EHTTN and imprinting: classifiers of rare labels come from a map that frequent labels teach.
 
-    After Xiao et al. 2021, "Does Head Label Help for Long-Tailed Multi-Label Text Classification". Head labels are trained as usual (Eq. 4-5). `transfer` then learns a linear map from prototypes, means of a few
-    documents, to the trained classifiers (Eq. 6-7), and applies it to the prototypes of tail labels (Eq. 8-12).
+    After Xiao et al. 2021, "Does Head Label Help for Long-Tailed Multi-Label Text Classification". Head labels are
+    trained as usual (Eq. 4-5). `transfer` then learns a linear map from prototypes, means of a few documents, to the
+    trained classifiers (Eq. 6-7), and applies it to the prototypes of tail labels (Eq. 8-12).
 
     Args:
         hidden: width of the document vector (d).
