@@ -1,0 +1,75 @@
+"""What the tests of cut and continued runs share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from zoo.checkpoint import read_checkpoint
+
+CONFIG = """
+data:
+  class_path: Sample
+  init_args: {num_documents: 155, num_labels: 20, words_per_document: 30, batch_size: 8, eval_batch_size: 16}
+trainer: {accelerator: cpu, num_sanity_val_steps: 0, enable_progress_bar: false, enable_model_summary: false}
+model:
+  backbone: {class_path: BiLSTM, init_args: {embed_dim: 8, hidden: 8, dropout: 0.3, embed_dropout: 0.2}}
+  head: {class_path: fragile.Fragile, init_args: {hidden: 12, tail_labels: 6, draws: 4, shots: 2}}
+  optimizer: {class_path: Adam, init_args: {lr: 0.01}}
+stages:
+  - name: head
+    epochs: 3
+    trainable: ["backbone.*", head.project.*, head.head, head.scale]
+    documents: head_documents
+    lr_scheduler: {class_path: ExponentialLR, init_args: {gamma: 0.9}}
+    optimizer: {class_path: Adam, init_args: {lr: 0.01}}
+    restore_best: true
+  - {name: transfer, on_enter: [transfer]}
+  - {name: finetune, epochs: 2, documents: tail_documents, lr: 1e-3, groups: {"head.*": {lr: 0.01}}}
+  - {name: again, on_enter: [transfer]}
+wandb: {mode: disabled}
+"""
+# A head that ends all processes of the run where $KILL says so: at <stage>:<batches since its start>, or in `transfer`.
+FRAGILE = """
+import os, signal
+from collections import Counter
+from heads import PrototypeTransfer
+
+class Fragile(PrototypeTransfer):
+    seen = Counter()
+
+    def loss(self, features, targets, stage):
+        if self.training:
+            self.seen[stage] += 1
+            self.meet(f"{stage}:{self.seen[stage]}")
+        return super().loss(features, targets, stage)
+
+    def transfer(self, ctx):
+        super().transfer(ctx)
+        self.meet("transfer")
+
+    def meet(self, place):
+        if os.environ.get("KILL") == place:
+            os.killpg(0, signal.SIGKILL)
+        if os.environ.get("TERM") == place and os.environ.get("LOCAL_RANK", "0") == os.environ.get("TERM_RANK", "0"):
+            os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def only_run(tmp_path: Path, name: str) -> Path:
+    (folder,) = (tmp_path / "runs" / name).iterdir()
+    return folder
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    for file in ("last.ckpt", "best.ckpt", "head.ckpt", "finetune.ckpt"):
+        first, second = (read_checkpoint(run / "checkpoints" / file) for run in (one, other))
+        assert first["global_step"] == second["global_step"]
+        assert first["epoch"] == second["epoch"]
+        assert first["state_dict"].keys() == second["state_dict"].keys()
+        for name, value in first["state_dict"].items():
+            assert torch.equal(value, second["state_dict"][name]), (file, name)
+    first, second = (json.loads((run / "metrics.json").read_text()) for run in (one, other))
+    assert first["metrics"] == second["metrics"]
