@@ -42,7 +42,7 @@ class Context:
         return value
 
     def log(self, values: Mapping[str, float]) -> None:
-        pass
+        print({name: round(value, 3) for name, value in values.items()})
 
 
 @torch.no_grad()

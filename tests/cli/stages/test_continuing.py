@@ -1,0 +1,151 @@
+"""Beginning at a stage, and going on with a run."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+
+import pytest
+import torch
+
+from tests.cli.stages.recording import (
+    BATCHES,
+    Recorder,
+    checkpoint,
+    ckpt,
+    differing,
+    kinds,
+    parameters,
+    recorded,
+    rows_of,
+    weights,
+    with_transfer,
+)
+
+# --- beginning at a stage
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["with-config", "from-the-checkpoint-alone"])
+def test_from_stage_begins_there_with_the_weights_given(config, go, own, capsys):
+    path = config("\n  - {name: a, epochs: 1}\n  - {name: b, on_enter: [double]}\n  - {name: c, epochs: 1, lr: 0.01}")
+    first = go(path)
+    Recorder.batches.clear()
+    Recorder.weights.clear()
+    capsys.readouterr()
+    second = go(path if own else None, "--from_stage=b", f"--ckpt={ckpt(first, 'a')}", name="again")
+    assert set(recorded("stage")) == {"c"}
+    expected = weights(first, "a")
+    expected["head.classifier.weight"] = 2 * expected["head.classifier.weight"]
+    assert differing(expected, Recorder.weights[0]) == set()
+    assert len(recorded("lr")["c"]) == BATCHES
+    assert parameters(differing(weights(first, "last"), weights(second, "last"))) != set()  # other batches
+    assert "b (here)" in capsys.readouterr().err
+    assert not (second / "checkpoints" / "a.ckpt").exists()
+
+
+def test_from_stage_refuses_what_does_not_fit(config, go, refused):
+    path = config()
+    first = ckpt(go(path), "first")
+    assert "go together" in refused(path, "--from_stage=second")
+    assert "go together" in refused(path, f"--ckpt={first}")
+    assert "no stage 'third': the experiment has first, second" in refused(
+        path, "--from_stage=third", f"--ckpt={first}"
+    )
+    assert "no such checkpoint" in refused(path, "--from_stage=second", "--ckpt=nowhere.ckpt")
+    other = refused(path, "--from_stage=second", f"--ckpt={first}", "--data.num_labels=14")
+    assert "trained on other labels" in other
+
+
+def test_weights_of_another_shape_start_anew_and_are_named(config, go, capsys):
+    path = config()
+    first = go(path)
+    Recorder.weights.clear()
+    go(path, "--from_stage=second", f"--ckpt={ckpt(first, 'first')}", "--model.head.hidden=5", name="wider")
+    note = capsys.readouterr().err.split("start anew: ")[1].splitlines()[0]
+    assert set(note.split(", ")) == {"head.project.weight", "head.project.bias", "head.classifier.weight"}
+    start, given = Recorder.weights[0], weights(first, "first")
+    assert all(torch.equal(start[name], given[name]) for name in given if name.startswith("backbone."))
+
+
+# --- going on with a run
+
+
+def test_a_resume_without_a_run_or_a_checkpoint_begins_one(config, go, capsys):
+    path = config()
+    folder = go(path, "--ckpt_path=last")
+    assert len(Recorder.batches) == 3 * BATCHES
+    whole = kinds(folder)
+    shutil.rmtree(folder / "checkpoints")
+    Recorder.batches.clear()
+    assert go(path, "--ckpt_path=last") == folder
+    assert "has no checkpoint yet" in capsys.readouterr().err
+    assert len(Recorder.batches) == 3 * BATCHES
+    assert kinds(folder) == whole  # no row of the former attempt is left
+
+
+def test_a_finished_run_is_only_tested_again(config, go, read_metrics):
+    stages = """
+  - {name: first, epochs: 1, trainable: ["head.*"], groups: {"*.bias": {lr: 0.1}}}
+  - {name: end, on_enter: [double]}
+"""
+    path = config(stages)
+    folder = go(path)
+    metrics, rows, last = read_metrics(folder)["metrics"], rows_of(folder), weights(folder, "last")
+    (folder / "metrics.json").unlink()
+    Recorder.batches.clear()
+    go(path, "--ckpt_path=last")
+    assert Recorder.batches == []
+    assert read_metrics(folder)["metrics"] == metrics
+    assert differing(last, weights(folder, "last")) == set()
+    assert rows_of(folder) == rows
+
+
+def test_a_killed_run_goes_on_in_its_folder_with_every_row_once_and_its_best_score(config, go, read_metrics):
+    stages = """
+  - {name: first, epochs: 1}
+  - {name: peak, epochs: 3}
+"""
+    path = config(stages)
+    whole = go(path, name="whole")
+    Recorder.batches.clear()
+    for kill in (2, BATCHES + 2, 3 * BATCHES + 4):  # in the first epoch, after a transition, after the best epoch
+        Recorder.kill_at = kill
+        with pytest.raises(RuntimeError, match="killed"):
+            go(path, "--ckpt_path=last", name="cut")
+        del Recorder.batches[kill // BATCHES * BATCHES :]
+    Recorder.kill_at = None
+    cut = go(path, "--ckpt_path=last", name="cut")
+    assert rows_of(cut) == rows_of(whole)
+    assert checkpoint(cut, "best")["epoch"] == checkpoint(whole, "best")["epoch"] < 3
+    assert read_metrics(cut)["metrics"] == read_metrics(whole)["metrics"]
+    assert differing(weights(whole, "last"), weights(cut, "last")) == set()
+
+
+@pytest.mark.parametrize(
+    ("stop", "args"),
+    [(2, []), (7, ["--trainer.accumulate_grad_batches=2"]), (1, ["--trainer.val_check_interval=2"])],
+    ids=["plain", "while-gradients-accumulate", "before-a-validation-inside-an-epoch"],
+)
+def test_sigterm_stops_after_a_batch_and_loses_no_row(config, go, stop, args):
+    path = config()
+    whole = go(path, *args, name="whole")
+    Recorder.batches.clear()
+    Recorder.stop_at = stop
+    with pytest.raises(SystemExit) as left:
+        go(path, *args, name="cut")
+    assert left.value.code == 128 + signal.SIGTERM
+    assert stop < len(Recorder.batches) <= stop + 2
+    Recorder.stop_at = None
+    cut = go(path, *args, "--ckpt_path=last", name="cut")
+    assert kinds(cut) == kinds(whole)
+    assert differing(weights(whole, "last"), weights(cut, "last")) == set()
+    assert differing(weights(whole, "best"), weights(cut, "best")) == set()
+
+
+def test_the_written_config_repeats_a_staged_run(config, go, read_metrics):
+    first = go(
+        with_transfer(config), "--stages.finetune.groups={head.*: {lr: 1e-3}}", "--stages.finetune.optimizer=SGD"
+    )
+    again = go(first / "config.yaml", name="again")
+    assert read_metrics(again)["metrics"] == read_metrics(first)["metrics"]
+    assert differing(weights(first, "last"), weights(again, "last")) == set()
