@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import torch
@@ -56,6 +57,13 @@ class Fragile(PrototypeTransfer):
         if os.environ.get("TERM") == place and os.environ.get("LOCAL_RANK", "0") == os.environ.get("TERM_RANK", "0"):
             os.kill(os.getpid(), signal.SIGTERM)
 """
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """For a process of its own: the code under test, modules and cache in `folder`, nothing of the person who tests."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("ZOO_DATA", "ZOO_RUN_FOLDER")}
+    own = {"PYTHONPATH": f"{Path.cwd()}:{folder}", "ZOO_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    return kept | own
 
 
 def only_run(tmp_path: Path, name: str) -> Path:

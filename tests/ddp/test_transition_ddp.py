@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.ddp.runs import environment
 from zoo.checkpoint import read_checkpoint
 
 CONFIG = """
@@ -75,12 +75,6 @@ def zoo(tmp_path):
     """Train in a folder of its own; returns the run folder and what each process noted."""
     (tmp_path / "tiny.yaml").write_text(CONFIG)
     (tmp_path / "noting.py").write_text(NOTING)
-    environment = {name: value for name, value in os.environ.items() if name not in ("ZOO_DATA", "ZOO_RUN_FOLDER")}
-    environment |= {
-        "PYTHONPATH": f"{Path.cwd()}:{tmp_path}",
-        "ZOO_CACHE": str(tmp_path / "cache"),
-        "OMP_NUM_THREADS": "1",
-    }
 
     def run(name: str, processes: int, *args: str) -> tuple[Path, list[list[dict]]]:
         notes = tmp_path / f"notes-{name}"
@@ -89,7 +83,7 @@ def zoo(tmp_path):
         done = subprocess.run(
             [sys.executable, "-m", "zoo", "fit", "--config=tiny.yaml", f"--name={name}", *devices, *args],
             cwd=tmp_path,
-            env=environment | {"NOTES": str(notes)},
+            env=environment(tmp_path) | {"NOTES": str(notes)},
             capture_output=True,
             text=True,
             timeout=300,
