@@ -1,9 +1,10 @@
 """Lightning callbacks: what happens around training."""
 
+from callbacks.averaging import StageAveraging
 from callbacks.last import LastCheckpoint
 from callbacks.progress import StageProgressBar
 from callbacks.report import RunReport
 from callbacks.schedule import StageSchedule
 from callbacks.stages import Stage
 
-__all__ = ["LastCheckpoint", "RunReport", "Stage", "StageProgressBar", "StageSchedule"]
+__all__ = ["LastCheckpoint", "RunReport", "Stage", "StageAveraging", "StageProgressBar", "StageSchedule"]

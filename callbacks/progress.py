@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sized
+from typing import TypeVar
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import RichProgressBar
-from torch.utils.data import DataLoader
 
-from datamodules import Batch
 from datamodules.progress import progress_bar
+
+T = TypeVar("T")
 
 
 class StageProgressBar(RichProgressBar):
@@ -30,18 +31,19 @@ class StageProgressBar(RichProgressBar):
         return {name.removeprefix(own).removesuffix("_step"): v for name, v in shown.items() if "_epoch" not in name}
 
 
-def tracked(trainer: Trainer, loader: DataLoader[Batch], title: str) -> Iterator[Batch]:
-    """Batches with a progress bar: a line of the trainer's own where that is showing one."""
+def tracked(trainer: Trainer, items: Iterable[T], title: str) -> Iterator[T]:
+    """Items with a progress bar: a line of the trainer's own where that is showing one."""
     bar = trainer.progress_bar_callback
+    total = len(items) if isinstance(items, Sized) else None
     if not isinstance(bar, RichProgressBar) or bar.is_disabled:
-        yield from loader
+        yield from items
     elif bar.progress is None or bar._progress_stopped:
         with progress_bar(title) as begin:
-            advance = begin(len(loader))
-            for batch in loader:
-                yield batch
+            advance = begin(total)
+            for item in items:
+                yield item
                 advance(1)
     else:
-        task = bar.progress.add_task(title, total=len(loader))
-        yield from bar.progress.track(loader, len(loader), task_id=task)
+        task = bar.progress.add_task(title, total=total)
+        yield from bar.progress.track(items, total, task_id=task)
         bar.progress.update(task, visible=False)

@@ -9,23 +9,27 @@ from typing import Any
 import numpy as np
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from pytorch_lightning.callbacks import EarlyStopping
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
-from callbacks.last import LastCheckpoint, stop_if_asked
+from callbacks.last import stop_if_asked
 from callbacks.stages import Stage, check_pending, check_stages
 from callbacks.transition import (
     TrainerContext,
     check_strategy,
     forget_best,
     from_epoch_start,
+    measure_and_save,
+    parts_at_rest,
     rebuild_training_state,
     reload_training_data,
     same_on_all_processes,
+    save_best_if_none,
     step_seed,
     trained_state,
+    use_average,
 )
 from datamodules import TextDataModule
 from datamodules.errors import UserError
@@ -56,12 +60,18 @@ class StageSchedule(Callback):
         self.made_up = True  # whether nothing is left to be done of the epoch before a resume
         self.entered = False
         self.frozen: frozenset[str] = frozenset()
+        self.resting: list[nn.Module] = []  # parts in evaluation mode, for the stage does not train them
         self.seed = 0
         self.gradient_clip_val: float | None = None
 
     @property
     def stage(self) -> Stage:
         return self.stages[self.index]
+
+    @property
+    def epoch(self) -> int:
+        """Within the stage, from 0."""
+        return self._done() - self.first_epoch
 
     def _index_of(self, name: str) -> int:
         names = [stage.name for stage in self.stages]
@@ -96,13 +106,13 @@ class StageSchedule(Callback):
             raise UserError("EarlyStopping would end all stages at once: give a stage its own `patience` instead")
         assert isinstance(pl_module.head, Head)
         self.trainer, self.module, self.head = trainer, pl_module, pl_module.head
-        if trainer.fast_dev_run:  # type: ignore[attr-defined]  # would end in the first stage
-            self.stages = [replace(stage, epochs=min(stage.epochs, 1)) for stage in self.stages]
-            trainer.fit_loop.epoch_loop.max_steps = -1
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
         self.gradient_clip_val = trainer.gradient_clip_val
         self.frozen = frozenset(name for name, p in pl_module.named_parameters() if not p.requires_grad)
         check_stages([] if self.open_ended else self.stages, pl_module, self.head, self.frozen)
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]  # would end in the first stage
+            self.stages = [replace(stage, epochs=min(stage.epochs, 1)) for stage in self.stages]
+            trainer.fit_loop.epoch_loop.max_steps = -1
         self._apply(trainer, pl_module)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -117,10 +127,13 @@ class StageSchedule(Callback):
         for config in trainer.lr_scheduler_configs:
             if config.reduce_on_plateau and self.measured is not None and not self.made_up:
                 config.scheduler.step(self.measured)  # type: ignore[arg-type]
+        self._rest()  # a resume inside an epoch has no start of one
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         stop_if_asked(trainer)
         self._catch_up()
+        self._rest()
+        self._call(self.stage.each_epoch, self.index, self.epoch)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         # not from the step: batches whose gradients are accumulated share one
@@ -144,7 +157,7 @@ class StageSchedule(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._finish():
-            self._save_best_if_none()
+            save_best_if_none(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # For a resume after the last epoch, which skips training. Lightning has taken the model off its device by now.
@@ -162,6 +175,9 @@ class StageSchedule(Callback):
     def _table(self) -> Table:
         """What will be done, made for the most part as it will be then: mistakes show at the start."""
         table = Table("stage", "epochs", "documents", "trained parameters", "learning rates", "on entering")
+        in_epochs = any(stage.each_epoch for stage in self.stages)
+        if in_epochs:
+            table.add_column("each epoch")
         for index, stage in enumerate(self.stages):
             parameters, documents, rates = {}, None, []
             if stage.epochs:
@@ -175,6 +191,7 @@ class StageSchedule(Callback):
                 f"{sum(p.numel() for p in parameters.values()):,}" if parameters else "-",
                 ", ".join(f"{rate:g}" for rate in rates) or "-",
                 ", ".join(stage.on_enter) or "-",
+                *([", ".join(stage.each_epoch) or "-"] if in_epochs else []),
             )
         return table
 
@@ -194,11 +211,11 @@ class StageSchedule(Callback):
             self._catch_up()
         if before == (self.index, self.entered):
             return False
-        self._measure_and_save()
+        measure_and_save(self.trainer)
         return True
 
     def _is_over(self) -> bool:
-        return not self.open_ended and (self.ended is not None or self._done() - self.first_epoch >= self.stage.epochs)
+        return not self.open_ended and (self.ended is not None or self.epoch >= self.stage.epochs)
 
     def _done(self) -> int:
         """Epochs that lie behind, over all stages."""
@@ -245,6 +262,7 @@ class StageSchedule(Callback):
 
     def _leave(self) -> None:
         """The next stage starts from the weights that `<stage>.ckpt` then holds."""
+        use_average(self.module)
         if self.best_weights:  # whole: a part may look to a head like another model's weights
             self.module.load_state_dict(self.module.state_dict() | self.best_weights)
         if self.trainer.checkpoint_callbacks and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -258,37 +276,26 @@ class StageSchedule(Callback):
         self.ended, self.best, self.best_weights, self.bad_validations = None, None, {}, 0
         for logger in trainer.loggers:
             logger.log_metrics({"stage": index}, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
-        if self.stage.on_enter:
-            torch.manual_seed(step_seed(self.seed, index))
-            context = TrainerContext(trainer, module, self.stage.name, self.seed)
-            for method in self.stage.on_enter:
-                getattr(self.head, method)(context)
-            same_on_all_processes(trainer, self.head)
+        self._call(self.stage.on_enter, index)
         self._apply(trainer, module)
         if self.stage.epochs and changed:
             forget_best(trainer)
             reload_training_data(trainer)
             rebuild_training_state(trainer)
 
-    def _measure_and_save(self) -> None:
-        """A last stage without epochs: its result is validated, and becomes the best and the last checkpoint."""
-        forget_best(self.trainer)
-        self.trainer.validating = True
-        self.trainer.fit_loop.epoch_loop.val_loop.run()
-        self.trainer.training = True
-        self.trainer.strategy.setup_optimizers(self.trainer)  # the ones that a resume expects
-        self._save_best_if_none()
-        for callback in self.trainer.checkpoint_callbacks:
-            if isinstance(callback, LastCheckpoint):
-                callback.save(self.trainer)
+    def _call(self, methods: list[str], *place: int) -> None:
+        """Methods of the head; what they draw is a function of the seed, the stage and, where given, the epoch."""
+        if methods:
+            torch.manual_seed(step_seed(self.seed, *place))
+            context = TrainerContext(self.trainer, self.module, self.stage.name, self.seed, *place[1:])
+            for method in methods:
+                getattr(self.head, method)(context)
+            same_on_all_processes(self.trainer, self.head)
 
-    def _save_best_if_none(self) -> None:
-        """Where no epoch of the last stage was validated: the file of an earlier stage must not pass for its best."""
-        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        for callback in self.trainer.checkpoint_callbacks:
-            if isinstance(callback, ModelCheckpoint) and callback.monitor and callback.dirpath:
-                path = os.path.join(callback.dirpath, f"{callback.filename}.ckpt")
-                if not callback.best_model_path:
-                    callback.best_model_path = path
-                    self.trainer.save_checkpoint(path, weights_only=False)
+    def _rest(self) -> None:
+        """No dropout in what the stage does not train."""
+        for part in self.resting:
+            part.training = True
+        self.resting = [] if self.stage.dropout_in_frozen else parts_at_rest(self.module)
+        for part in self.resting:
+            part.training = False

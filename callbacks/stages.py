@@ -27,6 +27,7 @@ class Stage:
         epochs: 0 makes a stage that only transforms.
         trainable: globs over parameter names, such as `backbone.*`; what the model itself freezes stays frozen.
         on_enter: methods of the head, called one after the other on entering.
+        each_epoch: methods of the head, called one after the other when an epoch starts, the first one too.
         documents: method of the head that chooses the training documents; all of them by default.
         optimizer: the model's by default.
         lr_scheduler: the model's by default, where the optimizer is too.
@@ -39,12 +40,16 @@ class Stage:
         mode: whether more or less of it is better.
         patience: end the stage after so many validations without a new best; 0 never does.
         restore_best: the next stage starts from the best epoch's weights instead of the last one's.
+        average_from: epoch of the stage, from 0, with whose start an average of the weights begins; None never does.
+        average_every: optimizer steps from one weight in the average to the next.
+        dropout_in_frozen: parts that the stage does not train work as in training; by default as in evaluation.
     """
 
     name: str
     epochs: int = 0
     trainable: list[str] = field(default_factory=lambda: ["*"])
     on_enter: list[str] = field(default_factory=list)
+    each_epoch: list[str] = field(default_factory=list)
     documents: str | None = None
     optimizer: OptimizerCallable | None = None
     lr_scheduler: LRSchedulerCallable | None = None
@@ -56,6 +61,9 @@ class Stage:
     mode: Literal["max", "min"] = "max"
     patience: int = 0
     restore_best: bool = False
+    average_from: int | None = None
+    average_every: int = 100
+    dropout_in_frozen: bool = False
 
     def parameters(self, module: nn.Module, frozen: frozenset[str] = frozenset()) -> dict[str, nn.Parameter]:
         """What the stage trains, by name."""
@@ -84,8 +92,14 @@ class Stage:
             raise UserError(f"{where}: a name has letters, digits, - and _, and is none of {sorted(RESERVED)}")
         if self.epochs < 0 or self.patience < 0:
             raise UserError(f"{where}: epochs and patience cannot be negative")
-        for method in self.on_enter:
-            check_method(f"{where}, on_enter", head, method, "a TransitionContext")
+        begin = self.average_from
+        if begin is not None and (begin < 0 or begin >= self.epochs > 0):
+            raise UserError(f"{where}: average_from={begin} would never begin: its epochs are 0 to {self.epochs - 1}")
+        if self.average_every < 1:
+            raise UserError(f"{where}: average_every={self.average_every} must be 1 or more optimizer steps")
+        for moment, methods in (("on_enter", self.on_enter), ("each_epoch", self.each_epoch)):
+            for method in methods:
+                check_method(f"{where}, {moment}", head, method, "a TransitionContext")
         if self.documents:
             check_method(f"{where}, documents", head, self.documents, "targets", "a seed")
         known = [name for name, _ in module.named_parameters()]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
@@ -16,20 +17,22 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from backbones import Features
-from callbacks.last import stop_if_asked
+from callbacks.last import LastCheckpoint, stop_if_asked
 from callbacks.progress import tracked
 from datamodules import Batch, Targets, TextDataModule
 from datamodules.errors import UserError
+
+T = TypeVar("T")
 
 
 class TrainerContext:
     """What a head may use in a transition (`heads.TransitionContext`). Every method is called on every process."""
 
-    def __init__(self, trainer: Trainer, module: LightningModule, stage: str, seed: int) -> None:
-        self.trainer, self.module, self.stage, self.seed = trainer, module, stage, seed
+    def __init__(self, trainer: Trainer, module: LightningModule, stage: str, seed: int, epoch: int = 0) -> None:
+        self.trainer, self.module, self.stage, self.seed, self.epoch = trainer, module, stage, seed, epoch
         data = trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(data, TextDataModule):
-            raise UserError(f"the transition into stage {stage!r} reads documents: that needs a datamodule of the zoo")
+            raise UserError(f"a transition of stage {stage!r} reads documents: that needs a datamodule of the zoo")
         self.data = data
 
     def train_targets(self) -> Targets:
@@ -41,8 +44,7 @@ class TrainerContext:
         modes = {part: part.training for part in self.module.modules()}
         self.module.eval()
         try:
-            for batch in tracked(self.trainer, self.data.pass_dataloader(), f"{self.stage}: reading"):
-                stop_if_asked(self.trainer)
+            for batch in self.track(self.data.pass_dataloader(), "reading"):
                 if batch.rows[0] >= 0:  # otherwise a repeat, for a process that has none of the last documents
                     batch = batch.to(self.module.device)
                     with self.trainer.precision_plugin.forward_context():
@@ -51,6 +53,11 @@ class TrainerContext:
         finally:
             for part, training in modes.items():
                 part.training = training
+
+    def track(self, items: Iterable[T], what: str) -> Iterator[T]:
+        for item in tracked(self.trainer, items, f"{self.stage}: {what}"):
+            stop_if_asked(self.trainer)
+            yield item
 
     def sum(self, value: Tensor) -> Tensor:
         # a copy: `reduce` works in place
@@ -102,6 +109,31 @@ def forget_best(trainer: Trainer) -> None:
             callback.kth_value = torch.tensor(math.inf if callback.mode == "min" else -math.inf)
 
 
+def measure_and_save(trainer: Trainer) -> None:
+    """A last stage without epochs: its result is validated, and becomes the best and the last checkpoint."""
+    forget_best(trainer)
+    trainer.validating = True
+    trainer.fit_loop.epoch_loop.val_loop.run()
+    trainer.training = True
+    trainer.strategy.setup_optimizers(trainer)  # the ones that a resume expects
+    save_best_if_none(trainer)
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, LastCheckpoint):
+            callback.save(trainer)
+
+
+def save_best_if_none(trainer: Trainer) -> None:
+    """Where no epoch of the last stage was validated: the file of an earlier stage must not pass for its best."""
+    if trainer.fast_dev_run:  # type: ignore[attr-defined]
+        return
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint) and callback.monitor and callback.dirpath:
+            path = os.path.join(callback.dirpath, f"{callback.filename}.ckpt")
+            if not callback.best_model_path:
+                callback.best_model_path = path
+                trainer.save_checkpoint(path, weights_only=False)
+
+
 def from_epoch_start(checkpoint: dict[str, Any]) -> bool:
     """A checkpoint from an epoch's end resumes where the next one begins; returns whether it is one.
 
@@ -125,9 +157,32 @@ def same_on_all_processes(trainer: Trainer, module: nn.Module) -> None:
             torch.distributed.broadcast(value, src=0)
 
 
+def parts_at_rest(module: nn.Module) -> list[nn.Module]:
+    """Parts in training mode that have parameters and train none of them, with all that is in them."""
+    resting: dict[nn.Module, None] = {}  # in order, each once
+    for part in module.modules():
+        trained = [p.requires_grad for p in part.parameters()]
+        if trained and not any(trained):
+            resting |= dict.fromkeys(part.modules())
+    return [part for part in resting if part.training]
+
+
+def averaged(module: nn.Module) -> dict[nn.Parameter, Tensor]:
+    """The averages that a module keeps of its parameters; empty where there are none."""
+    return module.averaged  # type: ignore[return-value]
+
+
+@torch.no_grad()
+def use_average(module: nn.Module) -> None:
+    """The average becomes the module's weights, and ends."""
+    for parameter, mean in averaged(module).items():
+        parameter.copy_(mean)
+    averaged(module).clear()
+
+
 def trained_state(module: LightningModule) -> Iterator[tuple[str, Tensor]]:
-    """All that a stage may change: its parameters, and buffers."""
-    yield from ((name, p) for name, p in module.named_parameters() if p.requires_grad)
+    """All that a stage may change: its parameters, by all of their names, and buffers."""
+    yield from ((name, p) for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad)
     saved = module.state_dict()
     yield from ((name, buffer) for name, buffer in module.named_buffers() if name in saved)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from backbones.base import Features
 from datamodules.batch import Batch, LabelSpace, Targets
 from datamodules.errors import UserError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -25,15 +27,19 @@ class Ranking:
 
 
 class TransitionContext(Protocol):
-    """What a head may use in a transition between stages, which runs on every process at once."""
+    """What a head may use in a transition, between stages or epochs, which runs on every process at once."""
 
     seed: int  # of the run: draws that begin with it are the same on every process
+    epoch: int  # within the stage, from 0; 0 on entering it
 
     def train_targets(self) -> Targets:
         """Labels of all training documents, in corpus order."""
 
     def train_features(self) -> Iterator[tuple[Features, Batch]]:
         """Every training document once over all processes together, in evaluation mode; `batch.rows` numbers them."""
+
+    def track(self, items: Iterable[T], what: str) -> Iterator[T]:
+        """The items of a long loop, as many on every process: with a progress bar, and SIGTERM ends it."""
 
     def sum(self, value: Tensor) -> Tensor:
         """The sum of `value` over all processes."""
@@ -45,8 +51,8 @@ class TransitionContext(Protocol):
 class Head(nn.Module, ABC):
     """Scores labels from features. `DenseHead` is the short way to a new one.
 
-    A method that takes a `TransitionContext` can be named in `on_enter` of a stage; one that takes the training
-    `Targets` and a seed, and returns row numbers, in its `documents`.
+    A method that takes a `TransitionContext` can be named in `on_enter` and `each_epoch` of a stage; one that takes
+    the training `Targets` and a seed, and returns row numbers, in its `documents`.
     """
 
     needs_tokens: bool = False  # True: refuses a backbone that has no token states

@@ -21,7 +21,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from callbacks import LastCheckpoint, RunReport, Stage, StageProgressBar, StageSchedule
+from callbacks import LastCheckpoint, RunReport, Stage, StageAveraging, StageProgressBar, StageSchedule
 from datamodules import TextDataModule
 from datamodules.base import note
 from datamodules.errors import UserError, first_line
@@ -171,7 +171,10 @@ class ZooCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def training_callbacks(self) -> list[Callback]:
-        """In this order: the bar shows the stage that has begun."""
+        """In this order: the average is of the stage that has begun, and the bar shows it.
+
+        After a validation the schedule notes the best weights before the average is taken out of the module.
+        """
         if self.subcommand != "fit":
             return []
         config, trainer = self.config_init["fit"], self._get(self.config_init, "trainer")
@@ -179,7 +182,8 @@ class ZooCLI(LightningCLI):
             self.model.start = read_checkpoint(config.ckpt)
         own = any(isinstance(callback, ProgressBar) for callback in as_list(trainer.callbacks))
         bar = [] if own or trainer.enable_progress_bar is False else [StageProgressBar()]
-        return [StageSchedule(config.stages, config.from_stage), *bar]
+        schedule = StageSchedule(config.stages, config.from_stage)
+        return [schedule, StageAveraging(schedule), *bar]
 
     def continue_in(self, folder: Path) -> str | None:
         """The newest checkpoint of a run; its log loses what came after."""

@@ -56,6 +56,7 @@ class ZooModule(pl.LightningModule):
         self.val_metrics, self.test_metrics = RankingMetrics(space), RankingMetrics(space)
         self.stage = Stage("main")  # `StageSchedule` moves it on
         self.finite = torch.tensor(True)
+        self.averaged: dict[nn.Parameter, Tensor] = {}  # what a checkpoint has in their place; by `StageAveraging`
         # What a checkpoint carries beside weights, so that it can be rebuilt from the file alone.
         self.config_text: str | None = None
         self.vocabulary: Vocabulary | None = None
@@ -160,6 +161,9 @@ class ZooModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": config}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        for name, parameter in self.named_parameters(remove_duplicate=False):
+            if parameter in self.averaged:
+                checkpoint["state_dict"][name] = self.averaged[parameter]
         # plain values only: the file must open with torch.load(weights_only=True)
         vocabulary = self.vocabulary
         checkpoint["zoo"] = {

@@ -27,8 +27,18 @@ stages:
     lr_scheduler: {class_path: ExponentialLR, init_args: {gamma: 0.9}}
     optimizer: {class_path: Adam, init_args: {lr: 0.01}}
     restore_best: true
+    average_from: 1
+    average_every: 3
   - {name: transfer, on_enter: [transfer]}
-  - {name: finetune, epochs: 2, documents: tail_documents, lr: 1e-3, groups: {"head.*": {lr: 0.01}}}
+  - name: finetune
+    epochs: 2
+    trainable: ["head.*"]
+    documents: tail_documents
+    each_epoch: [shake]
+    lr: 1e-3
+    groups: {"head.t*": {lr: 0.01}}
+    average_from: 0
+    average_every: 1
   - {name: again, on_enter: [transfer]}
 wandb: {mode: disabled}
 """
@@ -36,6 +46,7 @@ wandb: {mode: disabled}
 FRAGILE = """
 import os, signal
 from collections import Counter
+import torch
 from heads import PrototypeTransfer
 
 class Fragile(PrototypeTransfer):
@@ -50,6 +61,11 @@ class Fragile(PrototypeTransfer):
     def transfer(self, ctx):
         super().transfer(ctx)
         self.meet("transfer")
+
+    @torch.no_grad()
+    def shake(self, ctx):
+        for _ in ctx.track(range(2), "shaking"):
+            self.head += 0.1 * torch.rand_like(self.head)
 
     def meet(self, place):
         if os.environ.get("KILL") == place:

@@ -55,6 +55,9 @@ class Noting(PrototypeTransfer):
         super().transfer(ctx)
 
 class Hash(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        note(kind="modes", stage=pl_module.stage.name, dropout=pl_module.backbone.dropout.training)
+
     def on_train_epoch_end(self, trainer, pl_module):
         self.note(trainer, pl_module)
 
@@ -115,6 +118,10 @@ def test_a_transition_on_two_processes_reads_each_document_once_and_makes_what_o
     assert hashes[0] == hashes[1]
     assert [note["stage"] for note in hashes[0]] == ["head", "head", "finetune", "finetune", "finetune"]
     assert len({note["hash"] for note in hashes[0]}) == 4  # the last two are of one moment
+
+    # The first stage does not train the backbone.
+    for process in of_kind(notes, "modes"):
+        assert {(note["stage"], note["dropout"]) for note in process} == {("head", False), ("finetune", True)}
 
     start = str(first / "checkpoints" / "head.ckpt")
     only = ["--from_stage=transfer", f"--ckpt={start}", "--stages.finetune.epochs=0", "--final_test=false"]

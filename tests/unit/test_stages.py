@@ -1,20 +1,18 @@
-"""Stages as data, what is checked of them, and how an experiment names and overrides them."""
+"""Stages as data, what is checked of them, and what makes a resume exact."""
 
 from __future__ import annotations
 
 import copy
 
 import pytest
-import yaml
 from torch import nn
 
 from callbacks import Stage
 from callbacks.stages import check_pending, check_stages
-from callbacks.transition import from_epoch_start, step_seed
+from callbacks.transition import from_epoch_start, parts_at_rest, step_seed
 from datamodules.batch import LabelSpace
 from datamodules.errors import UserError
 from heads import Linear, PrototypeTransfer
-from zoo.parser import list_of_stages, override_stage, resolve_config, resolve_files
 
 SPACE = LabelSpace(["a", "b", "c"], [9, 8, 1], num_documents=12, vocab_size=5)
 
@@ -50,6 +48,22 @@ def test_parameters_are_those_that_a_glob_names_and_nothing_freezes(trainable, f
     found = Stage("s", trainable=trainable).parameters(model, frozenset(frozen))
     assert list(found) == expected
     assert all(found[name] is model.get_parameter(name) for name in expected)
+
+
+def test_parts_at_rest_train_nothing_and_hold_dropout_that_nothing_trained_shares():
+    def block():
+        return nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.Sequential(nn.Dropout()))
+
+    model = nn.ModuleDict({"frozen": block(), "partly": block(), "trained": block(), "bare": nn.Dropout()})
+    model["partly"].append(nn.Linear(2, 2))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = name in ("partly.3.bias", "trained.0.weight")
+    names = {part: name for name, part in model.named_modules()}
+    resting = parts_at_rest(model)
+    assert [names[part] for part in resting] == ["frozen", "frozen.0", "frozen.1", "frozen.2", "frozen.2.0", "partly.0"]
+    model["frozen"][1].eval()  # by the model's own wish: nothing to be undone
+    assert [names[part] for part in parts_at_rest(model) if part not in resting] == []
+    assert len(parts_at_rest(model)) == len(resting) - 1
 
 
 def settings_by_name(stage, model):
@@ -119,7 +133,10 @@ def test_stages_that_fit_are_accepted():
     check(
         Stage("a-1", epochs=2, trainable=["head.*"], groups={"*.bias": {"lr": 1}}),
         Stage("b_2", on_enter=["forward"], trainable=[]),
+        Stage("b_3", epochs=1, each_epoch=["forward"]),
         Stage("c", epochs=1, documents="rank"),
+        Stage("d", epochs=2, average_from=1, average_every=1),
+        Stage("e", epochs=0, average_from=1),
     )
     check(Stage("x", epochs=1), Stage("y", on_enter=["transfer"]), head=PrototypeTransfer(4, SPACE))
 
@@ -134,8 +151,14 @@ def test_stages_that_fit_are_accepted():
         ([Stage("last")], "none of ['best', 'last']"),
         ([Stage("s", epochs=-1)], "cannot be negative"),
         ([Stage("s", patience=-1)], "cannot be negative"),
+        ([Stage("s", epochs=2, average_from=2)], "average_from=2 would never begin: its epochs are 0 to 1"),
+        ([Stage("s", epochs=2, average_from=-1)], "stage 's': average_from=-1 would never begin"),
+        ([Stage("s", average_from=-1)], "average_from=-1 would never begin"),
+        ([Stage("s", epochs=2, average_every=0)], "average_every=0 must be 1 or more optimizer steps"),
         ([Stage("s", on_enter=["jump"])], "stage 's', on_enter: Linear has no method 'jump'"),
         ([Stage("s", on_enter=["num_labels"])], "Linear has no method 'num_labels'"),
+        ([Stage("s", epochs=1, each_epoch=["jump"])], "stage 's', each_epoch: Linear has no method 'jump'"),
+        ([Stage("s", epochs=1, each_epoch=["rank"])], "each_epoch: 'rank' does not take a TransitionContext"),
         ([Stage("s", epochs=1, documents="jump")], "Linear has no method 'jump'"),
         (
             [Stage("s", epochs=1, trainable=["head.*", "tail.*"])],
@@ -223,152 +246,3 @@ def test_a_checkpoint_from_inside_an_epoch_stays_as_it_is():
     before = copy.deepcopy(checkpoint)
     assert from_epoch_start(checkpoint) is False
     assert checkpoint == before
-
-
-# --- stages in experiments
-
-
-def stages():
-    return [
-        {"name": "head", "epochs": 3, "optimizer": {"class_path": "SGD", "init_args": {"lr": 0.1, "momentum": 0.9}}},
-        {"name": "tune", "optimizer": "Adam", "groups": {"head": {"lr": 1}}},
-    ]
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "stage", "expected"),
-    [
-        ("stages.head.epochs", 5, 0, {"epochs": 5}),
-        ("stages.tune.trainable", ["a", "b"], 1, {"trainable": ["a", "b"]}),
-        ("stages.tune.lr", 0.1, 1, {"lr": 0.1}),
-        (
-            "stages.head.optimizer.lr",
-            1,
-            0,
-            {"optimizer": {"class_path": "SGD", "init_args": {"lr": 1, "momentum": 0.9}}},
-        ),
-        ("stages.head.optimizer", "Adam", 0, {"optimizer": "Adam"}),
-        ("stages.tune.optimizer.lr", 1, 1, {"optimizer": {"class_path": "Adam", "init_args": {"lr": 1}}}),
-        ("stages.tune.groups.head.lr", 2, 1, {"groups": {"head": {"lr": 2}}}),
-    ],
-)
-def test_a_key_overrides_one_setting_of_the_stage_it_names(key, value, stage, expected):
-    given, before = stages(), stages()
-    override_stage(given, key, value)
-    assert given[stage] == before[stage] | expected
-    assert given[1 - stage] == before[1 - stage]
-
-
-@pytest.mark.parametrize(
-    ("given", "key", "words"),
-    [
-        (stages(), "stages.tail.epochs", "stages.tail.epochs names no setting of a stage: the stages are head, tune"),
-        (stages(), "stages.head", "a key is stages.NAME.SETTING"),
-        (None, "stages.head.epochs", "the experiment has no stages"),
-        ([], "stages.head.epochs", "the experiment has no stages"),
-        (stages(), "stages.head.epoch", "a stage has no setting 'epoch'; it has name, epochs, trainable"),
-        (
-            stages(),
-            "stages.head.lr_scheduler.gamma",
-            "stage 'head' has no 'lr_scheduler' of its own; give it one first",
-        ),
-        (stages(), "stages.head.epochs.more", "stage 'head' has no 'epochs' of its own"),
-    ],
-)
-def test_a_key_that_names_nothing_says_what_there_is(given, key, words):
-    with pytest.raises(UserError) as error:
-        override_stage(given, key, 1)
-    assert words in str(error.value)
-
-
-def test_stages_are_a_list_or_a_part_that_holds_one():
-    assert list_of_stages("x.yaml", stages()) == stages()
-    assert list_of_stages("x.yaml", {"stages": stages()}) == stages()
-
-
-@pytest.mark.parametrize("value", ["head", 3, {}, {"stage": []}, {"stages": {"head": {}}}, ["head"], [{"epochs": 2}]])
-def test_what_is_no_list_of_stages_is_refused_with_the_file(value):
-    with pytest.raises(UserError, match=r"x\.yaml: `stages` must be a list of stages, each with a name"):
-        list_of_stages("x.yaml", value)
-
-
-@pytest.fixture
-def resolved(tmp_path):
-    """An experiment with a part that has stages, put together; returns its stages by name."""
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / "stages.yaml").write_text(yaml.safe_dump({"stages": stages()}))
-    (tmp_path / "out").mkdir()
-
-    def resolve(content, overrides=None):
-        path = tmp_path / "exp.yaml"
-        path.write_text(yaml.safe_dump(content))
-        target = resolve_config(str(path), tmp_path / "out", overrides or {})
-        assert target.name == "exp.yaml"
-        return {stage["name"]: stage for stage in yaml.safe_load(target.read_text())["stages"]}
-
-    return resolve
-
-
-def test_stages_of_a_part_are_overridden_in_the_experiment_and_then_from_elsewhere(resolved):
-    content = {"stages.head.epochs": 7, "stages.tune.lr": 0.5, "stages": "parts/stages.yaml"}
-    expected = stages()
-    expected[0] |= {"epochs": 7}
-    expected[1] |= {"lr": 0.25, "patience": 2}
-    found = resolved(content, {"stages.tune.lr": 0.25, "stages.tune.patience": 2})
-    assert list(found.values()) == expected
-
-
-def test_stages_in_the_experiment_itself(resolved):
-    assert resolved({"stages": stages(), "stages.tune.epochs": 1})["tune"]["epochs"] == 1
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ({"stages": "parts/none.yaml"}, "no such configuration"),
-        ({"stages": 3}, "must be a list of stages"),
-        ({"stages": "parts/stages.yaml", "stages.tail.lr": 1}, "the stages are head, tune"),
-        ({"stages.head.lr": 1}, "the experiment has no stages"),
-        ({"stages": "parts/stages.yaml", "stages.head.learning_rate": 1}, "no setting 'learning_rate'"),
-        ({"stage": []}, "did you mean 'stages'?"),
-    ],
-)
-def test_a_mistake_about_stages_in_an_experiment_is_named(resolved, content, words):
-    with pytest.raises(UserError) as error:
-        resolved(content)
-    assert words in str(error.value)
-
-
-def test_arguments_that_override_stages_go_into_the_experiment(tmp_path):
-    (tmp_path / "exp.yaml").write_text(yaml.safe_dump({"stages": stages()}))
-    config, name = f"--config={tmp_path / 'exp.yaml'}", "--name=x"
-    argv = [
-        "fit",
-        config,
-        "--stages.head.epochs",
-        "4",
-        name,
-        "--stages.tune.trainable=[a.*, b]",
-        "--stages.tune.lr=1e-4",
-    ]
-    (tmp_path / "out").mkdir()
-    verb, option, file, rest = resolve_files(argv, tmp_path / "out")
-    assert (verb, option, rest) == ("fit", "--config", name)
-    with open(file) as written:
-        head, tune = yaml.safe_load(written)["stages"]
-    assert head["epochs"] == 4
-    assert tune["trainable"] == ["a.*", "b"]
-    assert float(tune["lr"]) == 1e-4
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["fit", "--stages.head.epochs=1"], "give one with --config"),
-        (["fit", "--config=exp.yaml", "--stages.head.trainable=[a"], "--stages.head.trainable is not valid YAML"),
-    ],
-)
-def test_overrides_without_an_experiment_or_with_a_broken_value_are_refused(argv, words, tmp_path):
-    with pytest.raises(UserError) as error:
-        resolve_files(argv, tmp_path)
-    assert words in str(error.value)

@@ -26,6 +26,8 @@ def _recorded(monkeypatch, cache):
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setattr(Recorder, "batches", [])
     monkeypatch.setattr(Recorder, "weights", [])
+    monkeypatch.setattr(Recorder, "validated", [])
+    monkeypatch.setattr(Recorder, "visits", [])
     monkeypatch.setattr(Recorder, "kill_at", None)
     monkeypatch.setattr(Recorder, "stop_at", None)
 

@@ -52,6 +52,8 @@ class Recorder(Callback):
 
     batches: ClassVar[list[dict[str, Any]]] = []
     weights: ClassVar[list[dict[str, torch.Tensor]]] = []  # before each batch
+    validated: ClassVar[list[dict[str, torch.Tensor]]] = []  # in each validation
+    visits: ClassVar[list[tuple[str, int, int]]] = []  # of transitions: method, epoch, batches before it
     kill_at: ClassVar[int | None] = None  # the batch, of all that were recorded, in which the run ends
     stop_at: ClassVar[int | None] = None  # the same, by SIGTERM
 
@@ -70,12 +72,22 @@ class Recorder(Callback):
                 "optimizer": type(optimizer).__name__,
                 "lr": [group["lr"] for group in optimizer.param_groups],
                 "random": torch.initial_seed(),
+                "modes": (mode(pl_module.backbone), mode(pl_module.head)),
             }
         )
+
+    def on_validation_epoch_start(self, trainer, pl_module):
+        self.validated.append({name: value.clone() for name, value in pl_module.state_dict().items()})
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         gradients = [p.grad.norm() for p in pl_module.parameters() if p.grad is not None]
         self.batches[-1]["norm"] = float(torch.stack(gradients).norm())  # after clipping
+
+
+def mode(part):
+    """Whether a part is in training mode in all that it is made of; None if some of it is."""
+    found = {inner.training for inner in part.modules()}
+    return found.pop() if len(found) == 1 else None
 
 
 class Odd(Linear):
@@ -92,8 +104,15 @@ class Odd(Linear):
 
     @torch.no_grad()
     def double(self, ctx):
+        Recorder.visits.append(("double", ctx.epoch, len(Recorder.batches)))
         self.classifier.weight.mul_(2)
         ctx.log({"doubled": 1.0})
+
+    @torch.no_grad()
+    def shift(self, ctx):
+        Recorder.visits.append(("shift", ctx.epoch, len(Recorder.batches)))
+        for _ in ctx.track(range(3), "shifting"):
+            self.classifier.bias += 0.1 * torch.rand(self.num_labels)
 
     def few(self, targets, seed):
         return torch.arange(0, len(targets), 3)
