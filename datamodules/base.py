@@ -44,6 +44,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
         vectors: GloVe or word2vec text file to start word embeddings from; also looked for in $ZOO_DATA.
         val_fraction: share of the training documents to validate on where the corpus has no such split.
         limit_train: train on so many documents, chosen by a hash of their ids.
+        limit_val: validate on so many documents, drawn with `seed`; all by default.
         max_bad_rows: tolerate so many unreadable rows; they are reported.
         on_missing: `sample` runs on a built-in sample where the corpus or the vectors cannot be had.
         propensity_a: constant A of the propensity model.
@@ -63,6 +64,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
         vectors: str | None = None,
         val_fraction: float = 0.1,
         limit_train: int | None = None,
+        limit_val: int | None = None,
         max_bad_rows: int = 0,
         on_missing: Literal["sample", "error"] = "error",
         propensity_a: float = 0.55,
@@ -74,10 +76,14 @@ class TextDataModule(pl.LightningDataModule, ABC):
         super().__init__()
         if not 0 < val_fraction < 1:
             raise UserError(f"--data.val_fraction={val_fraction} is not between 0 and 1")
-        if min(batch_size, eval_batch_size, max_length, 1 if limit_train is None else limit_train) < 1:
-            raise UserError("--data.batch_size, eval_batch_size, max_length and limit_train must be at least 1")
+        limits = [limit for limit in (limit_train, limit_val) if limit is not None]
+        if min(batch_size, eval_batch_size, max_length, *limits) < 1:
+            raise UserError(
+                "--data.batch_size, eval_batch_size, max_length, limit_train and limit_val must be at least 1"
+            )
         self.settings = Settings(tokenizer, max_length, max_words, val_fraction, limit_train, seed)
         self.batch_size, self.eval_batch_size, self.num_workers = batch_size, eval_batch_size, num_workers
+        self.limit_val = limit_val
         self.vectors, self.max_bad_rows, self.on_missing, self.seed = vectors, max_bad_rows, on_missing, seed
         self.propensity = {"propensity_a": propensity_a, "propensity_b": propensity_b}
         default = os.environ.get("ZOO_CACHE") or Path.home() / ".cache" / "xmc-zoo"
@@ -167,14 +173,18 @@ class TextDataModule(pl.LightningDataModule, ABC):
         return self._eval_loader("train")
 
     def val_dataloader(self) -> DataLoader[Batch]:
-        return self._eval_loader("val")
+        chosen = None
+        if self.limit_val is not None:
+            drawn = np.random.default_rng(self.seed).permutation(len(self._rows("val")))
+            chosen = np.sort(drawn[: self.limit_val])
+        return self._eval_loader("val", chosen)
 
     def test_dataloader(self) -> DataLoader[Batch]:
         return self._eval_loader("test")
 
-    def _eval_loader(self, split: str) -> DataLoader[Batch]:
+    def _eval_loader(self, split: str, chosen: np.ndarray | None = None) -> DataLoader[Batch]:
         rows = self._rows(split)
-        return self._loader(rows, self._sampler(rows, self.eval_batch_size))
+        return self._loader(rows, self._sampler(rows, self.eval_batch_size, chosen))
 
     def _rows(self, split: str) -> EncodedRows:
         rows = self.prepared.rows(split)

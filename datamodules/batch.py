@@ -54,11 +54,17 @@ class Targets(Movable):
         documents = torch.arange(len(self), device=self.indptr.device)
         return documents.repeat_interleave(self.counts, output_size=len(self.indices))  # its size known: no GPU sync
 
+    def below(self, num_labels: int) -> Targets:
+        """Without the labels from `num_labels` on."""
+        known = self.indices < num_labels
+        before = torch.cat([self.indptr.new_zeros(1), known.cumsum(0)])  # known ones before each place
+        return Targets(before[self.indptr], self.indices[known])
+
     def dense(self, num_labels: int) -> Tensor:
         """0/1 matrix (batch, num_labels); labels past `num_labels` have no column."""
-        known = self.indices < num_labels
+        known = self.below(num_labels)
         out = torch.zeros(len(self), num_labels, device=self.indices.device)
-        out[self.rows[known], self.indices[known]] = 1.0
+        out[known.rows, known.indices] = 1.0
         return out
 
     @classmethod

@@ -101,7 +101,9 @@ def test_propensity_constants_reach_the_space(tmp_path):
     assert not torch.equal(one.space.inverse_propensity(), other.space.inverse_propensity())
 
 
-@pytest.mark.parametrize("name", ["val_fraction", "batch_size", "eval_batch_size", "max_length", "limit_train"])
+@pytest.mark.parametrize(
+    "name", ["val_fraction", "batch_size", "eval_batch_size", "max_length", "limit_train", "limit_val"]
+)
 @pytest.mark.parametrize("value", [0, -1])
 def test_impossible_settings_are_refused(tmp_path, name, value):
     with pytest.raises(UserError, match=name):
