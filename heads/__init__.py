@@ -1,7 +1,20 @@
 """Heads: `Features` in, a loss or a ranking of labels out. Pure torch."""
 
+from heads.attentionxml import AttentionXML
 from heads.base import DenseHead, Head, Ranking, TransitionContext
+from heads.label_attention import LabelwiseHead
 from heads.linear import Linear
+from heads.lsan import LSAN
 from heads.prototype_transfer import PrototypeTransfer
 
-__all__ = ["DenseHead", "Head", "Linear", "PrototypeTransfer", "Ranking", "TransitionContext"]
+__all__ = [
+    "LSAN",
+    "AttentionXML",
+    "DenseHead",
+    "Head",
+    "LabelwiseHead",
+    "Linear",
+    "PrototypeTransfer",
+    "Ranking",
+    "TransitionContext",
+]

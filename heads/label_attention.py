@@ -1,0 +1,273 @@
+"""Attention of each label over a document's tokens, and the heads that live on it, in blocks of bounded memory."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from backbones.base import Features
+from datamodules.batch import LabelSpace, Targets
+from datamodules.errors import UserError
+from heads.base import DenseHead
+
+CHUNK = 1024  # labels of a block
+BLOCK = {"cpu": 2**20}  # numbers in the largest tensor of a block: few enough for a processor's cache
+GPU_BLOCK = 2**26  # or many enough to keep a GPU busy
+FLOOR = -60.0  # of a score below the best: exp() of less soon is a denormal number, which a CPU computes very slowly
+
+Tensors = tuple[Tensor, ...]
+Score = Callable[[Tensors, Tensor | None, Tensors], Tensor]  # a block of logits (docs, labels)
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """sum_t alpha[t] values[t] with alpha = softmax_t <query, keys[t]>, (docs, n, width).
+
+    Args:
+        queries: (n, dim), the same for all documents, or (docs, n, dim).
+        keys: (docs, length, dim).
+        values: (docs, length, width). A linear map of the result is cheaper made here, on tokens.
+        mask: (docs, length), False on padding; none means that there is none.
+    """
+    attended: Tensor = _Attend.apply(queries, keys, values, mask)  # type: ignore[no-untyped-call]
+    return attended
+
+
+def attend_pairs(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, targets: Targets) -> Tensor:
+    """Attention for the (document, label) pairs of `targets` alone, (pairs, width); one of `queries` for each."""
+    counts = targets.indptr.diff()
+    place = torch.arange(len(targets.rows), device=queries.device) - targets.indptr[targets.rows]
+    padded = queries.new_zeros(len(counts), int(counts.max()) if len(counts) else 0, queries.shape[-1])
+    padded = padded.index_put((targets.rows, place), queries)
+    return attend(padded, keys, values, mask)[targets.rows, place]
+
+
+class _Attend(torch.autograd.Function):
+    """Works in place on the one large tensor, the weights, of which only one copy is kept for the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        queries = queries.to(keys.dtype)
+        # Detached: for queries that want a gradient matmul takes another way, with one more copy of the scores.
+        scores = widened(torch.matmul(queries.detach(), keys.transpose(1, 2)))  # (docs, n, length)
+        if mask is not None:
+            scores.masked_fill_(~mask.unsqueeze(1), torch.finfo(scores.dtype).min)
+        weights = scores.sub_(scores.amax(-1, keepdim=True)).clamp_(min=FLOOR).exp_()
+        if mask is not None:
+            weights.mul_(mask.unsqueeze(1))
+        total = weights.sum(-1, keepdim=True).clamp_min_(1)  # less only without any token: the best weighs 1
+        weights = weights.to(values.dtype)
+        attended = widened(torch.matmul(weights, values)).div_(total)
+        ctx.save_for_backward(queries, keys, values, weights, total, attended)
+        return attended
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        queries, keys, values, weights, total, attended = ctx.saved_tensors
+        grad = grad / total
+        of_values = torch.matmul(weights.transpose(1, 2), grad.to(values.dtype)) if ctx.needs_input_grad[2] else None
+        if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1]):
+            return None, None, of_values, None
+        of_scores = torch.matmul(grad.to(values.dtype), values.transpose(1, 2))
+        of_scores = of_scores.sub_((grad * attended).sum(-1, keepdim=True)).mul_(weights).to(keys.dtype)
+        of_queries = of_keys = None
+        if ctx.needs_input_grad[0]:
+            of_queries = torch.matmul(of_scores, keys)
+            if queries.dim() == 2:
+                of_queries = of_queries.sum(0)
+        if ctx.needs_input_grad[1]:
+            of_keys = torch.matmul(of_scores.transpose(1, 2), queries)
+        return of_queries, of_keys, of_values, None
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """In single precision at least."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+class LabelwiseHead(DenseHead):
+    """A head that reads the tokens of a document anew for each label, block by block.
+
+    A new one names its tensors with a row for each token (`per_token`) and those with a row for each label
+    (`per_label`), and makes logits of some rows of both (`score`). However many labels there are, only the tensors of
+    one block of documents and labels are in memory at a time.
+
+    Args:
+        negatives: train on the labels of the batch and so many others, drawn anew for each batch and weighted so that
+            the loss is the one over all labels on average; all labels by default.
+    """
+
+    needs_tokens = True
+
+    def __init__(self, dim: int, space: LabelSpace, negatives: int | None = None) -> None:
+        super().__init__(dim, space)
+        if negatives is not None and negatives < 1:
+            raise UserError(f"--model.head.negatives={negatives} is too low: give at least 1, or leave it out for all")
+        self.negatives = negatives
+
+    @abstractmethod
+    def per_token(self, features: Features) -> Tensors:
+        """Tensors (docs, length, any)."""
+
+    @abstractmethod
+    def per_label(self) -> Tensors:
+        """Tensors (num_labels, any)."""
+
+    @abstractmethod
+    def score(self, tokens: Tensors, mask: Tensor | None, labels: Tensors) -> Tensor:
+        """Logits (docs, n) from rows of both; `mask` is none where there is no padding."""
+
+    def forward(self, features: Features) -> Tensor:
+        tokens, labels = self.per_token(features), self.per_label()
+        rows = []
+        for docs in groups_of_documents(features.mask, tokens, self.num_labels):
+            logits = []
+            for chunk in chunks_of_labels(self.num_labels):
+                block = docs.rows(tokens), docs.mask, tuple(tensor[chunk] for tensor in labels)
+                if torch.is_grad_enabled():  # for another loss than `loss`: computed again on the way back
+                    logits.append(checkpoint(self.score, *block, use_reentrant=False))
+                else:
+                    logits.append(self.score(*block))
+            rows.append(torch.cat(logits, dim=1))
+        return torch.cat(rows)
+
+    def loss(self, features: Features, targets: Targets, stage: str) -> dict[str, Tensor]:
+        return {"loss": self.bce(features, targets)}
+
+    def bce(self, features: Features, targets: Targets) -> Tensor:
+        """Binary cross-entropy over all labels, or a sample of them: sum over labels, mean over documents."""
+        labels, weight = self.per_label(), None
+        own = {id(tensor) for tensor in labels}
+        known = targets.below(self.num_labels)
+        rows, columns = known.rows, known.indices
+        if self.negatives is not None:
+            chosen, weight = sample_labels(columns, self.num_labels, self.negatives)
+            place = columns.new_zeros(self.num_labels)
+            place[chosen] = torch.arange(len(chosen), device=chosen.device)
+            columns, labels = place[columns], tuple(tensor[chosen] for tensor in labels)
+        tokens = self.per_token(features)
+        shared = [p for p in self.parameters() if p.requires_grad and id(p) not in own]
+        tensors = [*tokens, *labels, *shared]
+        if not torch.is_grad_enabled():  # within the function it never is
+            tensors = [tensor.detach() for tensor in tensors]
+        settings = self.score, features.mask, rows, columns, weight, (len(tokens), len(labels))
+        total: Tensor = _BlockwiseBCE.apply(*settings, *tensors)  # type: ignore[no-untyped-call]
+        return total / len(features.mask)
+
+
+class _BlockwiseBCE(torch.autograd.Function):
+    """The loss summed over documents and labels, and its gradients with it, one block at a time.
+
+    Once the logits of a block are known, so are their gradients: with both made at once, nothing of a block is kept
+    for the way back, or computed again there.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        score: Score,
+        mask: Tensor,
+        rows: Tensor,
+        columns: Tensor,
+        weight: Tensor | None,
+        sizes: tuple[int, int],
+        *tensors: Tensor,
+    ) -> Tensor:
+        split = (0, sizes[0], sum(sizes))
+        tokens, labels, shared = tensors[: split[1]], tensors[split[1] : split[2]], tensors[split[2] :]
+        wanted = ctx.needs_input_grad[6:]
+        grads = [torch.zeros_like(tensor) if want else None for tensor, want in zip(tensors, wanted, strict=True)]
+        total = torch.zeros((), device=mask.device)
+        groups = groups_of_documents(mask, tokens, len(labels[0]))
+        for chunk in chunks_of_labels(len(labels[0])):
+            of_labels = leaves([tensor[chunk] for tensor in labels], wanted[split[1] :])
+            for docs in groups:
+                of_tokens = leaves(docs.rows(tokens), wanted)
+                with torch.set_grad_enabled(any(wanted)):
+                    logits = score(of_tokens, docs.mask, of_labels).float()
+                    loss = block_bce(logits, rows - docs.first, columns - chunk.start, weight, chunk)
+                total += loss.detach()
+                if not loss.requires_grad:
+                    continue
+                inputs = [tensor for tensor in (*of_tokens, *of_labels, *shared) if tensor.requires_grad]
+                found = iter(torch.autograd.grad(loss, inputs, allow_unused=True))
+                places = [docs.rows((g,))[0] if g is not None else None for g in grads[: split[1]]]
+                places += [g[chunk] if g is not None else None for g in grads[split[1] : split[2]]]
+                for place in (*places, *grads[split[2] :]):
+                    if place is not None and (grad := next(found)) is not None:
+                        place += grad
+        ctx.grads = grads
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.grads is None:
+            raise RuntimeError("backward() a second time: the gradients of this loss have been handed out")
+        grads, ctx.grads = ctx.grads, None
+        return (*[None] * 6, *(None if grad is None else grad.mul_(scale) for grad in grads))
+
+
+def block_bce(logits: Tensor, rows: Tensor, columns: Tensor, weight: Tensor | None, chunk: slice) -> Tensor:
+    """Sum over a block; `rows` and `columns` number the positive pairs from its corner, those outside it too."""
+    docs, labels = logits.shape
+    softplus = F.softplus(logits)
+    negative = softplus.sum() if weight is None else (softplus * weight[chunk]).sum()
+    inside = (rows >= 0) & (rows < docs) & (columns >= 0) & (columns < labels)
+    positive = logits[rows.clamp(0, docs - 1), columns.clamp(0, labels - 1)]
+    return negative - (positive * inside).sum()
+
+
+def leaves(tensors: Sequence[Tensor], wanted: Sequence[bool]) -> Tensors:
+    """Copies without history, whose gradients can be asked for."""
+    return tuple(tensor.detach().requires_grad_(want) for tensor, want in zip(tensors, wanted, strict=False))
+
+
+def sample_labels(positive: Tensor, num_labels: int, negatives: int) -> tuple[Tensor, Tensor]:
+    """All positive labels and some others, and the weights that make a sum over them right on average, each (n,)."""
+    is_positive = torch.zeros(num_labels, dtype=torch.bool, device=positive.device)
+    is_positive[positive] = True
+    rest = (~is_positive).nonzero().flatten()
+    drawn = rest[torch.randperm(len(rest), device=rest.device)[:negatives]]
+    chosen = torch.cat([is_positive.nonzero().flatten(), drawn])
+    weight = torch.ones(len(chosen), device=positive.device)
+    weight[len(chosen) - len(drawn) :] = len(rest) / max(len(drawn), 1)
+    return chosen, weight
+
+
+class Group(NamedTuple):
+    """Some documents of a batch, as far as they are long."""
+
+    first: int
+    end: int
+    length: int
+    mask: Tensor | None  # (docs, length); none where there is no padding
+
+    def rows(self, tensors: Tensors) -> Tensors:
+        return tuple(tensor[self.first : self.end, : self.length] for tensor in tensors)
+
+
+def groups_of_documents(mask: Tensor, tokens: Tensors, num_labels: int) -> list[Group]:
+    """As many documents at a time as make a block of the size that the device likes; padding is at their ends."""
+    lengths = mask.sum(1).tolist()
+    size = BLOCK.get(mask.device.type, GPU_BLOCK)
+    widest = max(1, *lengths, *(tensor.shape[-1] for tensor in tokens))  # weights by token, or what they add up to
+    step = max(size // (widest * min(num_labels, CHUNK)), 1)
+    groups = []
+    for first in range(0, len(lengths), step):
+        mine = lengths[first : first + step]
+        length = max(*mine, 1)
+        padded = mask[first : first + len(mine), :length] if min(mine) < length else None
+        groups.append(Group(first, first + len(mine), length, padded))
+    return groups
+
+
+def chunks_of_labels(num_labels: int) -> list[slice]:
+    return [slice(first, min(first + CHUNK, num_labels)) for first in range(0, num_labels, CHUNK)]

@@ -1,0 +1,184 @@
+"""Attention of labels over tokens, against loops that are slow and plain."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from datamodules.batch import Targets
+from heads.label_attention import attend, attend_pairs
+
+LENGTHS = [7, 1, 4, 6]
+DIM, WIDTH, QUERIES = 5, 3, 6
+cases = pytest.mark.parametrize("shared", [True, False], ids=["shared", "per-document"])
+masks = pytest.mark.parametrize("masked", [True, False], ids=["masked", "unmasked"])
+
+
+def inputs(shared=True, masked=True, lengths=LENGTHS, scale=1.0, seed=0):
+    """Queries, keys, values and mask; padding holds numbers that must not matter."""
+    torch.manual_seed(seed)
+    size, length = len(lengths), max(lengths)
+    queries = torch.randn(QUERIES, DIM) if shared else torch.randn(size, QUERIES, DIM)
+    tensors = [scale * queries, torch.randn(size, length, DIM), torch.randn(size, length, WIDTH)]
+    mask = torch.arange(length) < torch.tensor(lengths)[:, None] if masked else None
+    return *(tensor.double().requires_grad_() for tensor in tensors), mask
+
+
+def slow(queries, keys, values, mask):
+    """One query of one document at a time, and only its real tokens."""
+    rows = []
+    for i in range(len(keys)):
+        own = queries if queries.dim() == 2 else queries[i]
+        real = mask[i] if mask is not None else slice(None)
+        weights = [torch.softmax(keys[i][real] @ query, dim=0) for query in own]
+        rows.append(torch.stack([weight @ values[i][real] for weight in weights]))
+    return torch.stack(rows)
+
+
+def by_torch(queries, keys, values, mask):
+    queries = queries.expand(len(keys), *queries.shape[-2:])
+    mask = mask.unsqueeze(1) if mask is not None else None
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=1.0)
+
+
+def gradients(made, tensors):
+    """Of a sum in which every element has a weight of its own."""
+    weights = torch.linspace(-1, 1, made.numel(), dtype=made.dtype).view_as(made)
+    return torch.autograd.grad((made * weights).sum(), tensors)
+
+
+def close(some, others, **tolerance):
+    return all(torch.allclose(one, other, **tolerance) for one, other in zip(some, others, strict=True))
+
+
+@cases
+@masks
+@pytest.mark.parametrize("oracle", [slow, by_torch])
+def test_attention_and_its_gradients_equal_a_loop_and_torch_s(shared, masked, oracle):
+    *tensors, mask = inputs(shared, masked)
+    got, expected = attend(*tensors, mask), oracle(*tensors, mask)
+    assert got.shape == (len(LENGTHS), QUERIES, WIDTH)
+    assert torch.allclose(got, expected)
+    assert close(gradients(got, tensors), gradients(expected, tensors))
+
+
+@cases
+@masks
+def test_gradients_equal_finite_differences(shared, masked):
+    *tensors, mask = inputs(shared, masked)
+    assert torch.autograd.gradcheck(lambda *given: attend(*given, mask), tensors)
+
+
+def test_single_precision_stays_single_and_near_double():
+    *tensors, mask = inputs()
+    got = attend(*(tensor.float() for tensor in tensors), mask)
+    assert got.dtype == torch.float32
+    assert torch.allclose(got.double(), attend(*tensors, mask), atol=1e-6)
+
+
+@pytest.mark.parametrize("wanted", range(3), ids=["queries", "keys", "values"])
+def test_only_the_wanted_gradient_is_made(wanted):
+    *tensors, mask = inputs()
+    expected = gradients(attend(*tensors, mask), tensors)[wanted]
+    alone = [tensor.detach().requires_grad_(i == wanted) for i, tensor in enumerate(tensors)]
+    (got,) = gradients(attend(*alone, mask), [alone[wanted]])
+    assert torch.equal(got, expected)
+
+
+@cases
+def test_a_document_without_tokens_gets_zeros(shared):
+    *tensors, mask = inputs(shared)
+    mask[2] = False
+    got = attend(*tensors, mask)
+    others = [i for i in range(len(LENGTHS)) if i != 2]
+    rest = [tensor[others] if tensor.dim() == 3 else tensor for tensor in tensors]
+    assert not got[2].any()
+    assert torch.allclose(got[others], slow(*rest, mask[others]))
+    of_queries, of_keys, of_values = torch.autograd.grad((1e4 * got).sum(), tensors)
+    assert all(grad.isfinite().all() for grad in (of_queries, of_keys, of_values))
+    assert not of_keys[2].any()
+    assert not of_values[2].any()
+
+
+def test_padding_changes_nothing():
+    queries, keys, values, mask = inputs()
+    wide = [F.pad(tensor, (0, 0, 0, 5), value=1e3) for tensor in (keys, values)]
+    got, expected = attend(queries, *wide, F.pad(mask, (0, 5))), attend(queries, keys, values, mask)
+    assert torch.allclose(got, expected)
+    assert close(gradients(got, (queries, keys, values)), gradients(expected, (queries, keys, values)))
+
+
+# --- sharp scores
+
+
+def sharp(scores):
+    """Weights of given scores (docs, n, length) in single precision: of one-hot tokens and one-hot values."""
+    scores = torch.tensor(scores, dtype=torch.float32)
+    tokens = torch.eye(scores.shape[-1]).expand(len(scores), -1, -1)
+    return attend(scores, tokens, tokens)
+
+
+def test_scores_far_apart_give_finite_weights_and_no_denormal_number():
+    steps = [-float(10**i) for i in range(-2, 5)] + [-85.0, -95.0, -100.0, -1e30]
+    weights = sharp([[[0.0, *steps], [1e4, *steps], [-2e4, *steps], [1e30, *steps]]])
+    assert weights.isfinite().all()
+    assert torch.allclose(weights.sum(-1), torch.ones(1, 4))
+    assert ((weights == 0) | (weights >= torch.finfo(torch.float32).tiny)).all()
+    assert weights[0, 1].tolist() == [1.0, *(pytest.approx(0, abs=1e-20) for _ in steps)]
+
+
+def test_the_best_of_scores_far_apart_wins_and_gradients_are_finite():
+    queries, keys, values, mask = (part.float() if part.is_floating_point() else part for part in inputs(scale=1e4))
+    tensors = [part.detach().requires_grad_() for part in (queries, keys, values)]
+    got = attend(*tensors, mask)
+    scores = torch.einsum("nd,btd->bnt", queries, keys).masked_fill(~mask.unsqueeze(1), -torch.inf)
+    best = torch.stack([values[i][row] for i, row in enumerate(scores.argmax(-1))])
+    assert torch.allclose(got, best, atol=1e-4)
+    assert all(grad.isfinite().all() for grad in gradients(got, tensors))
+
+
+def test_all_scores_very_low_are_as_good_as_all_zero():
+    assert torch.allclose(sharp([[[-1e4] * 4, [-1e30] * 4]]), torch.full((1, 2, 4), 0.25))
+
+
+# --- pairs
+
+
+@pytest.mark.parametrize(
+    "truth", [[[0, 3], [2], [1, 4, 5], [0]], [[], [2, 3], [], [5]], [[], [], [], []]], ids=["all", "some", "none"]
+)
+def test_pairs_are_rows_of_the_dense_form(truth):
+    queries, keys, values, mask = inputs()
+    targets = Targets.from_lists(truth)
+    got = attend_pairs(queries[targets.indices], keys, values, mask, targets)
+    expected = attend(queries, keys, values, mask)[targets.rows, targets.indices]
+    assert got.shape == (len(targets.indices), WIDTH)
+    assert torch.allclose(got, expected)
+    tensors = (queries, keys, values)
+    assert close(gradients(got, tensors), gradients(expected, tensors))
+
+
+def test_no_documents_have_no_pairs():
+    queries, keys, values, mask = inputs()
+    none = Targets.from_lists([])
+    assert attend_pairs(queries[:0], keys[:0], values[:0], mask[:0], none).shape == (0, WIDTH)
+
+
+# --- half precision
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [True, False])
+def test_half_precision_is_near_single(dtype, autocast):
+    *tensors, mask = inputs()
+    expected = attend(*tensors, mask)
+    of_all = gradients(expected, tensors)
+    given = [tensor.detach().to(torch.float32 if autocast else dtype).requires_grad_() for tensor in tensors]
+    with torch.autocast("cpu", dtype=dtype, enabled=autocast):
+        got = attend(*given, mask)
+    assert got.dtype == torch.float32
+    assert torch.allclose(got.double(), expected, atol=0.05)
+    made = gradients(got, given)
+    assert [grad.dtype for grad in made] == [tensor.dtype for tensor in given]
+    assert close([grad.double() for grad in made], of_all, atol=0.1)
