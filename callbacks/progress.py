@@ -45,5 +45,7 @@ def tracked(trainer: Trainer, items: Iterable[T], title: str) -> Iterator[T]:
                 advance(1)
     else:
         task = bar.progress.add_task(title, total=total)
-        yield from bar.progress.track(items, total, task_id=task)
-        bar.progress.update(task, visible=False)
+        try:
+            yield from bar.progress.track(items, total, task_id=task)
+        finally:  # also where the loop is left early
+            bar.progress.update(task, visible=False)

@@ -6,6 +6,7 @@ from heads.label_attention import LabelwiseHead
 from heads.linear import Linear
 from heads.lsan import LSAN
 from heads.prototype_transfer import PrototypeTransfer
+from heads.pvae_augmentor import PvaeAugmentor
 
 __all__ = [
     "LSAN",
@@ -15,6 +16,7 @@ __all__ = [
     "LabelwiseHead",
     "Linear",
     "PrototypeTransfer",
+    "PvaeAugmentor",
     "Ranking",
     "TransitionContext",
 ]

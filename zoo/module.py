@@ -96,13 +96,14 @@ class ZooModule(pl.LightningModule):
             take_weights(self, self.start["state_dict"])
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        stage = self.stage.name
-        terms = self.head.loss(self(batch), batch.targets, stage)
+        stage, features = self.stage.name, self(batch)
+        terms = self.head.loss(features, batch.targets, stage)
         for name, value in terms.items():
             key = f"train/{stage}/{name}"
             self.log(key, value.detach(), on_step=True, on_epoch=True, prog_bar=True, batch_size=len(batch))
         self.finite = self.finite.to(self.device) & terms["loss"].detach().isfinite()
-        return terms["loss"]
+        # DDP waits for a gradient of all that is trained: also of a pooling that the head does not read.
+        return terms["loss"] + 0 * features.pooled[0, 0] if self.trainer.world_size > 1 else terms["loss"]
 
     def rank(self, batch: Batch, k: int) -> Ranking:
         """The k best labels of each document."""

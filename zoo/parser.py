@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from inspect import signature
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +23,7 @@ LONGEST = 400  # characters of a line that a person still reads
 NOISE = re.compile(r"^\s*(Subtypes:|Given value type:|Given value:|Errors:|- Expected a <class 'NoneType'>)")
 SECTIONS = {"trainer", "model", "data", "stages", "best", "last", "wandb"}  # of settings
 STAGE_SETTINGS = tuple(field.name for field in fields(Stage))
+CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}
 SETTINGS = {"seed_everything", "name", "runs", "final_test", "ckpt", "ckpt_path", "from_stage"}
 
 
@@ -140,15 +142,20 @@ def resolve_config(config: str, folder: Path, overrides: dict[str, Any]) -> Path
             override_stage(resolved.get("stages"), str(key), value)
             continue
         place = resolved
-        *parents, last = str(key).split(".")
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = value
+        keys = str(key).split(".")
+        for parent, following in pairwise(keys):
+            place = inside(place.setdefault(parent, {}), following)
+        place[keys[-1]] = value
     for option, value in overrides.items():
         override_stage(resolved.get("stages"), option, value)
     target = folder / path.name
     target.write_text(yaml.safe_dump(resolved, sort_keys=False), "utf8")
     return target
+
+
+def inside(place: dict[str, Any], key: str) -> dict[str, Any]:
+    """Where a setting of a part belongs: `data.max_length` means `data.init_args.max_length`, as in an option."""
+    return place.setdefault("init_args", {}) if "class_path" in place and key not in CLASS_KEYS else place
 
 
 def list_of_stages(config: str, value: Any) -> list[dict[str, Any]]:

@@ -99,6 +99,19 @@ def test_stages_of_a_part_are_overridden_in_the_experiment_and_then_from_elsewhe
     assert list(found.values()) == expected
 
 
+def test_a_dotted_key_reaches_the_settings_of_a_class(tmp_path):
+    data = {"class_path": "Reuters", "init_args": {"max_length": 300, "batch_size": 32}}
+    content = {"data": data, "data.max_length": 200, "data.init_args.batch_size": 8, "data.limit_val": 5}
+    content |= {"model": {"head": {"class_path": "Linear"}}, "model.head.hidden": 16, "trainer.log_every_n_steps": 2}
+    (tmp_path / "exp.yaml").write_text(yaml.safe_dump(content))
+    (tmp_path / "out").mkdir()
+    made = yaml.safe_load(resolve_config(str(tmp_path / "exp.yaml"), tmp_path / "out", {}).read_text())
+    settings = {"max_length": 200, "batch_size": 8, "limit_val": 5}
+    assert made["data"] == {"class_path": "Reuters", "init_args": settings}
+    assert made["model"] == {"head": {"class_path": "Linear", "init_args": {"hidden": 16}}}
+    assert made["trainer"] == {"log_every_n_steps": 2}
+
+
 def test_stages_in_the_experiment_itself(resolved):
     assert resolved({"stages": stages(), "stages.tune.epochs": 1})["tune"]["epochs"] == 1
 
