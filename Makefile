@@ -7,7 +7,7 @@ READY := .venv/.ready
 .PHONY: fit test lint
 
 fit: $(READY)
-	$(BIN)/python -m zoo fit --config experiments/joint_eurlex.yaml $(ARGS)
+	$(BIN)/python -m zoo fit --config experiments/lsfa_eurlex.yaml $(ARGS)
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)

@@ -97,6 +97,13 @@ class DenseHead(Head):
         return Ranking(probabilities(top.scores) * (top.labels >= 0), top.labels)
 
 
+def check_low(low: float, **values: float | None) -> None:
+    """Settings of a head, by name, that are none or at least `low`."""
+    for name, value in values.items():
+        if value is not None and not value >= low:
+            raise UserError(f"--model.head.{name}={value} is too low: the lowest is {low:g}")
+
+
 def bce(logits: Tensor, targets: Targets) -> Tensor:
     """Binary cross-entropy, summed over labels and averaged over documents: the zoo's one convention.
 

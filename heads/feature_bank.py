@@ -65,7 +65,8 @@ def allocate(rows: int, width: int, in_memory: float) -> Tensor:
         return torch.zeros(rows, width)
     handle, path = tempfile.mkstemp(prefix="features-")
     try:
-        os.posix_fallocate(handle, 0, size)  # a full disk shows here, not as a crash on writing
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(handle, 0, size)  # a full disk shows here, not as a crash on writing
         return torch.from_file(path, shared=True, size=rows * width).view(rows, width)
     except OSError as error:
         error.filename = path  # for the person who is told that the disk is full

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
 from datamodules.errors import UserError
-from heads.base import DenseHead, TransitionContext, bce
+from heads.base import DenseHead, TransitionContext, bce, check_low
 from heads.transfer_map import (
     attend,
     cell_means,
@@ -89,10 +89,10 @@ class PrototypeTransfer(DenseHead):
         mix: float = 1.0,
     ) -> None:
         super().__init__(dim, space)
-        _check_low(1, hidden=hidden, tail_labels=tail_labels, tail_count=tail_count, shots=shots, draws=draws)
-        _check_low(1, members=members, adam_epochs=adam_epochs)
-        _check_low(0, mix=mix, attention_weight=attention_weight)
-        _check_low(1e-9, ridge=ridge, adam_lr=adam_lr, temperature=temperature, scale=scale)
+        check_low(1, hidden=hidden, tail_labels=tail_labels, tail_count=tail_count, shots=shots, draws=draws)
+        check_low(1, members=members, adam_epochs=adam_epochs)
+        check_low(0, mix=mix, attention_weight=attention_weight)
+        check_low(1e-9, ridge=ridge, adam_lr=adam_lr, temperature=temperature, scale=scale)
         if attention_weight > 1:
             raise UserError(f"--model.head.attention_weight={attention_weight} is too high: the highest is 1")
         self.hidden, self.shots, self.draws, self.members, self.mix = hidden, shots, draws, members, mix
@@ -293,9 +293,3 @@ def _head_mask(space: LabelSpace, tail_labels: int | None, tail_count: int) -> T
     if mask.all():
         raise UserError(f"no label has {tail_count} training documents or fewer: raise --model.head.tail_count")
     return mask
-
-
-def _check_low(low: float, **values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and not value >= low:
-            raise UserError(f"--model.head.{name}={value} is too low: the lowest is {low:g}")

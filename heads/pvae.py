@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.errors import UserError
+from heads.base import check_low
 
 SAMPLE = 100_000  # pairs that show the scale of features
 
@@ -114,12 +115,6 @@ class PVAETraining:
         check_low(1e-9, **{"pvae.lr": self.lr})
         if self.held_out >= 1:
             raise UserError(f"--model.head.pvae.held_out={self.held_out} is too high: it must be below 1")
-
-
-def check_low(low: float, **values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and not value >= low:
-            raise UserError(f"--model.head.{name}={value} is too low: the lowest is {low:g}")
 
 
 class Pairs(NamedTuple):

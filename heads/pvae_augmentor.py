@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
 from datamodules.errors import UserError
-from heads.base import TransitionContext
+from heads.base import TransitionContext, check_low
 from heads.feature_bank import FeatureBank
 from heads.label_attention import LabelwiseHead, Tensors, attend, attend_pairs
-from heads.pvae import PVAE, Pairs, PVAETraining, check_low, train_pvae
+from heads.pvae import PVAE, Pairs, PVAETraining, train_pvae
+
+DRAWS = 256  # generated features of a label that show how they lie
 
 
 class PvaeAugmentor(LabelwiseHead):
@@ -186,6 +188,8 @@ class PvaeAugmentor(LabelwiseHead):
     @torch.no_grad()
     def refresh_prototypes(self, ctx: TransitionContext) -> None:
         """Prototypes of the weights as they are now; summed as they come, no feature is kept."""
+        self.adjusting.fill_(False)  # where weights of a later stage are trained on
+        self._note_progress()
         if ctx.epoch < self.psc_start or not self.psc_weight:
             return
         sums = torch.zeros(self.num_labels, self.width + 1, dtype=torch.float64, device=self.prototypes.device)
@@ -232,7 +236,7 @@ class PvaeAugmentor(LabelwiseHead):
         tail = self.tail_labels[
             torch.randperm(len(self.tail_labels), generator=generator)[:200].to(self.tail_labels.device)
         ]
-        made = self.generate(tail.repeat_interleave(64), generator).view(len(tail), 64, -1)
+        made = self.generate(tail.repeat_interleave(DRAWS), generator).view(len(tail), DRAWS, -1)
         off = (made.mean(1) - self.prototypes[tail]).norm(dim=-1) / self.prototypes[tail].norm(dim=-1).clamp_min(1e-9)
         spread = made.std(1).mean(-1) / self.pvae.deviation.mean()
         return {"off_prototype": float(off.median()), "spread": float(spread.median())}

@@ -42,14 +42,14 @@ stages:
   - {name: again, on_enter: [transfer]}
 wandb: {mode: disabled}
 """
-# A head that ends all processes of the run where $KILL says so: at <stage>:<batches since its start>, or in `transfer`.
+# Heads that end all processes of the run where $KILL says so: at <stage>:<batches since its start>, or in a transition.
 FRAGILE = """
 import os, signal
 from collections import Counter
 import torch
-from heads import PrototypeTransfer
+from heads import PrototypeTransfer, PvaeAugmentor
 
-class Fragile(PrototypeTransfer):
+class Mortal:
     seen = Counter()
 
     def loss(self, features, targets, stage):
@@ -58,6 +58,13 @@ class Fragile(PrototypeTransfer):
             self.meet(f"{stage}:{self.seen[stage]}")
         return super().loss(features, targets, stage)
 
+    def meet(self, place):
+        if os.environ.get("KILL") == place:
+            os.killpg(0, signal.SIGKILL)
+        if os.environ.get("TERM") == place and os.environ.get("LOCAL_RANK", "0") == os.environ.get("TERM_RANK", "0"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+class Fragile(Mortal, PrototypeTransfer):
     def transfer(self, ctx):
         super().transfer(ctx)
         self.meet("transfer")
@@ -67,11 +74,10 @@ class Fragile(PrototypeTransfer):
         for _ in ctx.track(range(2), "shaking"):
             self.head += 0.1 * torch.rand_like(self.head)
 
-    def meet(self, place):
-        if os.environ.get("KILL") == place:
-            os.killpg(0, signal.SIGKILL)
-        if os.environ.get("TERM") == place and os.environ.get("LOCAL_RANK", "0") == os.environ.get("TERM_RANK", "0"):
-            os.kill(os.getpid(), signal.SIGTERM)
+class FragileAugmentor(Mortal, PvaeAugmentor):
+    def train_pvae(self, ctx):
+        super().train_pvae(ctx)
+        self.meet("train_pvae")
 """
 
 
@@ -88,7 +94,10 @@ def only_run(tmp_path: Path, name: str) -> Path:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    for file in ("last.ckpt", "best.ckpt", "head.ckpt", "finetune.ckpt"):
+    files = [sorted(path.name for path in (run / "checkpoints").glob("*.ckpt")) for run in (one, other)]
+    assert files[0] == files[1]
+    assert {"last.ckpt", "best.ckpt"} < set(files[0])
+    for file in files[0]:
         first, second = (read_checkpoint(run / "checkpoints" / file) for run in (one, other))
         assert first["global_step"] == second["global_step"]
         assert first["epoch"] == second["epoch"]
