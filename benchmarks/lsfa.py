@@ -1,6 +1,6 @@
 """The tables of docs/lsfa.md: LSFA, its ablations, AttentionXML without a tree, Joint.
 
-    python benchmarks/lsfa.py reuters --seeds 0 1 2 --jobs 2 --out runs/lsfa_table
+    python benchmarks/lsfa.py reuters --seeds 0 1 2 --epochs 5 --average_from 3 --jobs 2 --out runs/lsfa_table
     python benchmarks/lsfa.py eurlex --epochs 8 --negatives 300 --jobs 2 --out runs/lsfa_table \\
         --data.limit_train=12000 --data.max_length=100 --data.batch_size=40 --data.limit_val=1000 \\
         --model.backbone.hidden=100
@@ -67,10 +67,12 @@ def train(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
 
     def whole(name: str, seed: int) -> Path:
         experiment, stage, overrides = WHOLE[name]
-        epochs = [f"--stages.{stage}.epochs={options.epochs}"] if options.epochs else []
+        chosen = [f"--stages.{stage}.epochs={options.epochs}"] if options.epochs else []
         config = [f"--config=experiments/{experiment}_{corpus}.yaml", f"--seed_everything={seed}"]
-        sampled = negatives if experiment != "joint" else []
-        return fit(runs, f"{slug(name)}-{corpus}-{seed}", *config, *epochs, *sampled, *options.extra, *overrides)
+        if experiment != "joint":
+            chosen += negatives
+            chosen += [f"--stages.{stage}.average_from={options.average_from}"] if options.average_from else []
+        return fit(runs, f"{slug(name)}-{corpus}-{seed}", *config, *chosen, *options.extra, *overrides)
 
     def end(name: str, seed: int) -> Path:
         base, overrides = ENDS[name]
@@ -92,6 +94,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--methods", nargs="+", default=ORDER, choices=ORDER)
     parser.add_argument("--epochs", type=int, help="of the first stage of each method")
+    parser.add_argument("--average_from", type=int, help="epoch from which the methods with label attention average")
     parser.add_argument("--negatives", type=int, help="sampled labels of the methods with label attention")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each with one thread")
     parser.add_argument("--out", default="runs/lsfa_table")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
@@ -16,14 +14,9 @@ from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
 from datamodules.errors import UserError
 from heads.base import DenseHead
+from heads.blockwise import BlockwiseBCE, Tensors, chunks_of_labels, groups_of_documents
 
-CHUNK = 1024  # labels of a block
-BLOCK = {"cpu": 2**20}  # numbers in the largest tensor of a block: few enough for a processor's cache
-GPU_BLOCK = 2**26  # or many enough to keep a GPU busy
 FLOOR = -60.0  # of a score below the best: exp() of less soon is a denormal number, which a CPU computes very slowly
-
-Tensors = tuple[Tensor, ...]
-Score = Callable[[Tensors, Tensor | None, Tensors], Tensor]  # a block of logits (docs, labels)
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -158,76 +151,8 @@ class LabelwiseHead(DenseHead):
         if not torch.is_grad_enabled():  # within the function it never is
             tensors = [tensor.detach() for tensor in tensors]
         settings = self.score, features.mask, rows, columns, weight, (len(tokens), len(labels))
-        total: Tensor = _BlockwiseBCE.apply(*settings, *tensors)  # type: ignore[no-untyped-call]
+        total: Tensor = BlockwiseBCE.apply(*settings, *tensors)  # type: ignore[no-untyped-call]
         return total / len(features.mask)
-
-
-class _BlockwiseBCE(torch.autograd.Function):
-    """The loss summed over documents and labels, and its gradients with it, one block at a time.
-
-    Once the logits of a block are known, so are their gradients: with both made at once, nothing of a block is kept
-    for the way back, or computed again there.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        score: Score,
-        mask: Tensor,
-        rows: Tensor,
-        columns: Tensor,
-        weight: Tensor | None,
-        sizes: tuple[int, int],
-        *tensors: Tensor,
-    ) -> Tensor:
-        split = (0, sizes[0], sum(sizes))
-        tokens, labels, shared = tensors[: split[1]], tensors[split[1] : split[2]], tensors[split[2] :]
-        wanted = ctx.needs_input_grad[6:]
-        grads = [torch.zeros_like(tensor) if want else None for tensor, want in zip(tensors, wanted, strict=True)]
-        total = torch.zeros((), device=mask.device)
-        groups = groups_of_documents(mask, tokens, len(labels[0]))
-        for chunk in chunks_of_labels(len(labels[0])):
-            of_labels = leaves([tensor[chunk] for tensor in labels], wanted[split[1] :])
-            for docs in groups:
-                of_tokens = leaves(docs.rows(tokens), wanted)
-                with torch.set_grad_enabled(any(wanted)):
-                    logits = score(of_tokens, docs.mask, of_labels).float()
-                    loss = block_bce(logits, rows - docs.first, columns - chunk.start, weight, chunk)
-                total += loss.detach()
-                if not loss.requires_grad:
-                    continue
-                inputs = [tensor for tensor in (*of_tokens, *of_labels, *shared) if tensor.requires_grad]
-                found = iter(torch.autograd.grad(loss, inputs, allow_unused=True))
-                places = [docs.rows((g,))[0] if g is not None else None for g in grads[: split[1]]]
-                places += [g[chunk] if g is not None else None for g in grads[split[1] : split[2]]]
-                for place in (*places, *grads[split[2] :]):
-                    if place is not None and (grad := next(found)) is not None:
-                        place += grad
-        ctx.grads = grads
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.grads is None:
-            raise RuntimeError("backward() a second time: the gradients of this loss have been handed out")
-        grads, ctx.grads = ctx.grads, None
-        return (*[None] * 6, *(None if grad is None else grad.mul_(scale) for grad in grads))
-
-
-def block_bce(logits: Tensor, rows: Tensor, columns: Tensor, weight: Tensor | None, chunk: slice) -> Tensor:
-    """Sum over a block; `rows` and `columns` number the positive pairs from its corner, those outside it too."""
-    docs, labels = logits.shape
-    softplus = F.softplus(logits)
-    negative = softplus.sum() if weight is None else (softplus * weight[chunk]).sum()
-    inside = (rows >= 0) & (rows < docs) & (columns >= 0) & (columns < labels)
-    positive = logits[rows.clamp(0, docs - 1), columns.clamp(0, labels - 1)]
-    return negative - (positive * inside).sum()
-
-
-def leaves(tensors: Sequence[Tensor], wanted: Sequence[bool]) -> Tensors:
-    """Copies without history, whose gradients can be asked for."""
-    return tuple(tensor.detach().requires_grad_(want) for tensor, want in zip(tensors, wanted, strict=False))
 
 
 def sample_labels(positive: Tensor, num_labels: int, negatives: int) -> tuple[Tensor, Tensor]:
@@ -240,34 +165,3 @@ def sample_labels(positive: Tensor, num_labels: int, negatives: int) -> tuple[Te
     weight = torch.ones(len(chosen), device=positive.device)
     weight[len(chosen) - len(drawn) :] = len(rest) / max(len(drawn), 1)
     return chosen, weight
-
-
-class Group(NamedTuple):
-    """Some documents of a batch, as far as they are long."""
-
-    first: int
-    end: int
-    length: int
-    mask: Tensor | None  # (docs, length); none where there is no padding
-
-    def rows(self, tensors: Tensors) -> Tensors:
-        return tuple(tensor[self.first : self.end, : self.length] for tensor in tensors)
-
-
-def groups_of_documents(mask: Tensor, tokens: Tensors, num_labels: int) -> list[Group]:
-    """As many documents at a time as make a block of the size that the device likes; padding is at their ends."""
-    lengths = mask.sum(1).tolist()
-    size = BLOCK.get(mask.device.type, GPU_BLOCK)
-    widest = max(1, *lengths, *(tensor.shape[-1] for tensor in tokens))  # weights by token, or what they add up to
-    step = max(size // (widest * min(num_labels, CHUNK)), 1)
-    groups = []
-    for first in range(0, len(lengths), step):
-        mine = lengths[first : first + step]
-        length = max(*mine, 1)
-        padded = mask[first : first + len(mine), :length] if min(mine) < length else None
-        groups.append(Group(first, first + len(mine), length, padded))
-    return groups
-
-
-def chunks_of_labels(num_labels: int) -> list[slice]:
-    return [slice(first, min(first + CHUNK, num_labels)) for first in range(0, num_labels, CHUNK)]

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from backbones.base import Features
 from datamodules.batch import LabelSpace
 from datamodules.errors import UserError
-from heads.label_attention import LabelwiseHead, Tensors, attend, widened
+from heads.blockwise import Tensors
+from heads.label_attention import LabelwiseHead, attend, widened
 
 
 class LSAN(LabelwiseHead):

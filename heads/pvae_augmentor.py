@@ -13,8 +13,9 @@ from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
 from datamodules.errors import UserError
 from heads.base import TransitionContext, check_low
+from heads.blockwise import Tensors
 from heads.feature_bank import FeatureBank
-from heads.label_attention import LabelwiseHead, Tensors, attend, attend_pairs
+from heads.label_attention import LabelwiseHead, attend, attend_pairs
 from heads.pvae import PVAE, Pairs, PVAETraining, train_pvae
 
 DRAWS = 256  # generated features of a label that show how they lie

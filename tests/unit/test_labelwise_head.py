@@ -54,8 +54,8 @@ def features(lengths=LENGTHS, dim=DIM):
 
 
 def set_blocks(monkeypatch, chunk, block):
-    monkeypatch.setattr("heads.label_attention.CHUNK", chunk)
-    monkeypatch.setattr("heads.label_attention.BLOCK", {"cpu": block})
+    monkeypatch.setattr("heads.blockwise.CHUNK", chunk)
+    monkeypatch.setattr("heads.blockwise.BLOCK", {"cpu": block})
 
 
 def gradients(loss, head, given):
