@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -64,7 +65,9 @@ class StageAveraging(Callback):
         average = averaged(pl_module)
         if not average or trainer.fit_loop._should_accumulate():
             return
-        if (trainer.global_step - self.first_step) % self.schedule.stage.average_every == 0:
+        steps = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+        # At least once in an epoch: validations in between would all measure the same weights.
+        if (trainer.global_step - self.first_step) % min(self.schedule.stage.average_every, steps) == 0:
             self.count += 1
             for parameter, mean in average.items():
                 mean.lerp_(parameter, 1 / self.count)

@@ -94,7 +94,10 @@ class Stage:
             raise UserError(f"{where}: epochs and patience cannot be negative")
         begin = self.average_from
         if begin is not None and (begin < 0 or begin >= self.epochs > 0):
-            raise UserError(f"{where}: average_from={begin} would never begin: its epochs are 0 to {self.epochs - 1}")
+            raise UserError(
+                f"{where}: average_from={begin} would never begin: its epochs are 0 to {self.epochs - 1}; "
+                f"--stages.{self.name}.average_from=null for no average"
+            )
         if self.average_every < 1:
             raise UserError(f"{where}: average_every={self.average_every} must be 1 or more optimizer steps")
         for moment, methods in (("on_enter", self.on_enter), ("each_epoch", self.each_epoch)):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from backbones.base import Features
 from datamodules.batch import LabelSpace
 from datamodules.errors import UserError
+from heads.base import check_low
 from heads.blockwise import Tensors
 from heads.label_attention import LabelwiseHead, attend
 
@@ -30,8 +31,9 @@ class AttentionXML(LabelwiseHead):
         self, dim: int, space: LabelSpace, hidden: Sequence[int] = (256,), negatives: int | None = None
     ) -> None:
         super().__init__(dim, space, negatives)
-        if not hidden or min(hidden) < 1:
-            raise UserError(f"--model.head.hidden={list(hidden)}: give the width of at least one layer")
+        if not hidden:
+            raise UserError("--model.head.hidden=[]: give the width of at least one layer")
+        check_low(1, hidden=min(hidden))
         self.query = nn.Parameter(nn.init.xavier_uniform_(torch.empty(space.num_labels, dim)))
         self.first = nn.Linear(dim, hidden[0])
         widths = [*hidden, 1]

@@ -12,8 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
-from datamodules.errors import UserError
-from heads.base import DenseHead
+from heads.base import DenseHead, check_low
 from heads.blockwise import BlockwiseBCE, Tensors, chunks_of_labels, groups_of_documents
 
 FLOOR = -60.0  # of a score below the best: exp() of less soon is a denormal number, which a CPU computes very slowly
@@ -101,8 +100,7 @@ class LabelwiseHead(DenseHead):
 
     def __init__(self, dim: int, space: LabelSpace, negatives: int | None = None) -> None:
         super().__init__(dim, space)
-        if negatives is not None and negatives < 1:
-            raise UserError(f"--model.head.negatives={negatives} is too low: give at least 1, or leave it out for all")
+        check_low(1, negatives=negatives)
         self.negatives = negatives
 
     @abstractmethod
@@ -134,8 +132,11 @@ class LabelwiseHead(DenseHead):
     def loss(self, features: Features, targets: Targets, stage: str) -> dict[str, Tensor]:
         return {"loss": self.bce(features, targets)}
 
-    def bce(self, features: Features, targets: Targets) -> Tensor:
-        """Binary cross-entropy over all labels, or a sample of them: sum over labels, mean over documents."""
+    def bce(self, features: Features, targets: Targets, tokens: Tensors | None = None) -> Tensor:
+        """Binary cross-entropy over all labels, or a sample of them: sum over labels, mean over documents.
+
+        `tokens` are those of `per_token`, where they are known already.
+        """
         labels, weight = self.per_label(), None
         own = {id(tensor) for tensor in labels}
         known = targets.below(self.num_labels)
@@ -145,7 +146,7 @@ class LabelwiseHead(DenseHead):
             place = columns.new_zeros(self.num_labels)
             place[chosen] = torch.arange(len(chosen), device=chosen.device)
             columns, labels = place[columns], tuple(tensor[chosen] for tensor in labels)
-        tokens = self.per_token(features)
+        tokens = self.per_token(features) if tokens is None else tokens
         shared = [p for p in self.parameters() if p.requires_grad and id(p) not in own]
         tensors = [*tokens, *labels, *shared]
         if not torch.is_grad_enabled():  # within the function it never is

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from backbones.base import Features
 from datamodules.batch import LabelSpace
-from datamodules.errors import UserError
+from heads.base import check_low
 from heads.blockwise import Tensors
 from heads.label_attention import LabelwiseHead, attend, widened
 
@@ -38,8 +38,7 @@ class LSAN(LabelwiseHead):
         negatives: int | None = None,
     ) -> None:
         super().__init__(dim, space, negatives)
-        if min(attention_dim, hidden) < 1:
-            raise UserError("--model.head.attention_dim and --model.head.hidden must be at least 1")
+        check_low(1, attention_dim=attention_dim, hidden=hidden)
         self.normalize = normalize
         self.inner = nn.Linear(dim, attention_dim, bias=False)  # W1
         self.query = nn.Parameter(torch.empty(space.num_labels, attention_dim))  # W2

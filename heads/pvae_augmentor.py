@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -47,7 +47,7 @@ class PvaeAugmentor(LabelwiseHead):
         pvae: how the autoencoder is trained.
         pvae_hidden: width of its layers.
         latent: width of its variations.
-        bank_memory: bytes above which the bank of features is kept on disk.
+        bank_memory: bytes above which the bank of features, of which every process has one, is kept on disk.
     """
 
     prototypes: Tensor  # (num_labels, width)
@@ -123,7 +123,7 @@ class PvaeAugmentor(LabelwiseHead):
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        # else the PVAE was of another size
+        # A PVAE of another size was not taken over, and this one has learned nothing.
         self.generates &= all(f"{prefix}pvae.{name}" in state_dict for name in self.pvae.state_dict())
         self._note_progress()
 
@@ -147,9 +147,9 @@ class PvaeAugmentor(LabelwiseHead):
     def activate(self, attended: Tensor) -> Tensor:
         return attended if self.project is None else (attended + self.project.bias).relu()
 
-    def pair_features(self, features: Features, targets: Targets) -> Tensor:
-        """Features of the positive pairs alone, (pairs, width)."""
-        tokens = self.per_token(features)
+    def pair_features(self, features: Features, targets: Targets, tokens: Tensors | None = None) -> Tensor:
+        """Features of the positive pairs alone, (pairs, width); `tokens` as in `bce`."""
+        tokens = self.per_token(features) if tokens is None else tokens
         if self.query is None:
             return self.activate(tokens[-1][targets.rows, 0])
         return self.activate(attend_pairs(self.query[targets.indices], tokens[0], tokens[-1], features.mask, targets))
@@ -157,15 +157,15 @@ class PvaeAugmentor(LabelwiseHead):
     # --- losses
 
     def loss(self, features: Features, targets: Targets, stage: str) -> dict[str, Tensor]:
-        terms = {"bce": self.bce(features, targets)}
+        tokens = self.per_token(features)
+        terms = {"bce": self.bce(features, targets, tokens)}
         if self.is_adjusting:
             if self.augments:
                 terms["augmented"] = self.augment_weight * self.augmented_loss(len(features.mask))
         elif self.has_prototypes and self.psc_weight:
             known = targets.below(self.num_labels)
-            contrast = contrastive_loss(
-                self.pair_features(features, known), known.indices, self.prototypes, self.support, self.temperature
-            )
+            pairs = self.pair_features(features, known, tokens)
+            contrast = contrastive_loss(pairs, known.indices, self.prototypes, self.support, self.temperature)
             terms["psc"] = self.psc_weight * contrast
         return terms | {"loss": torch.stack(list(terms.values())).sum()}
 
@@ -187,29 +187,40 @@ class PvaeAugmentor(LabelwiseHead):
     # --- transitions
 
     @torch.no_grad()
+    def start_representation(self, ctx: TransitionContext) -> None:
+        """Forget what later stages, or an earlier run that the weights come from, have made of other features."""
+        for made in (self.prototypes, self.support, self.generates, self.adjusting):
+            made.zero_()
+        self._note_progress()
+
+    @torch.no_grad()
     def refresh_prototypes(self, ctx: TransitionContext) -> None:
         """Prototypes of the weights as they are now; summed as they come, no feature is kept."""
-        self.adjusting.fill_(False)  # where weights of a later stage are trained on
-        self._note_progress()
         if ctx.epoch < self.psc_start or not self.psc_weight:
             return
         sums = torch.zeros(self.num_labels, self.width + 1, dtype=torch.float64, device=self.prototypes.device)
-        for features, batch in ctx.train_features():
-            known = batch.targets.below(self.num_labels)
-            pairs = F.pad(self.pair_features(features, known), (0, 1), value=1.0)
-            sums.index_add_(0, known.indices, pairs.double())
+        for pairs, _, labels in self._pairs(ctx):
+            sums.index_add_(0, labels, F.pad(pairs, (0, 1), value=1.0).double())
         sums = ctx.sum(sums)
         self._take_prototypes(sums[:, :-1] / sums[:, -1:].clamp_min(1), sums[:, -1])
 
     @torch.no_grad()
     def collect_bank(self, ctx: TransitionContext) -> None:
-        """Features of all positive pairs, and their prototypes (Eq. 10)."""
+        """Features of all positive pairs, and their prototypes (Eq. 10); nothing where none are to be generated."""
+        if not self.augments:
+            return
         bank = FeatureBank(ctx.train_targets(), self.num_labels, self.width, self.bank_memory)
-        for features, batch in ctx.train_features():
-            bank.put(batch.rows, self.pair_features(features, batch.targets.below(self.num_labels)))
+        for pairs, documents, _ in self._pairs(ctx):
+            bank.put(documents, pairs)
         bank.share(ctx.sum, self.prototypes.device)
         self._take_prototypes(bank.prototypes(), bank.support)
         self.bank = bank
+
+    def _pairs(self, ctx: TransitionContext) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Features of positive pairs, the documents that they are of, and the label of each pair; batch by batch."""
+        for features, batch in ctx.train_features():
+            known = batch.targets.below(self.num_labels)
+            yield self.pair_features(features, known), batch.rows, known.indices
 
     def _take_prototypes(self, prototypes: Tensor, support: Tensor) -> None:
         self.prototypes.copy_(prototypes)
@@ -269,7 +280,7 @@ class Classifier(nn.Module):
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """Vectors (num_labels, width) and biases (num_labels,)."""
-        # as it is where it can be: of a parameter that it is given the loss makes no second gradient
+        # The parameter itself where possible: for an expanded one the loss would keep a second gradient.
         weight = self.weight if len(self.weight) == self.num_labels else self.weight.expand(self.num_labels, -1)
         return weight, self.weight.new_zeros(self.num_labels) if self.bias is None else self.bias
 
@@ -286,7 +297,8 @@ def contrastive_loss(
     Eq. 9 with its sign put right, and the own prototype in the denominator, where it bounds the loss. Labels without
     a prototype take no part.
     """
-    cosines = F.normalize(features.float(), dim=-1) @ F.normalize(prototypes, dim=-1).T  # (pairs, num_labels)
+    with torch.autocast(features.device.type, enabled=False):  # the temperature widens what rounding leaves
+        cosines = F.normalize(features.float(), dim=-1) @ F.normalize(prototypes, dim=-1).T  # (pairs, num_labels)
     logits = (cosines / temperature).masked_fill(support == 0, -torch.inf)
     counted = support[labels] > 0
     # a label without a prototype would be infinitely wrong: its pair counts as some other's, times 0

@@ -144,7 +144,7 @@ def resolve_config(config: str, folder: Path, overrides: dict[str, Any]) -> Path
         place = resolved
         keys = str(key).split(".")
         for parent, following in pairwise(keys):
-            place = inside(place.setdefault(parent, {}), following)
+            place = inside(place, parent, following, f"{config}: `{key}`")
         place[keys[-1]] = value
     for option, value in overrides.items():
         override_stage(resolved.get("stages"), option, value)
@@ -153,9 +153,14 @@ def resolve_config(config: str, folder: Path, overrides: dict[str, Any]) -> Path
     return target
 
 
-def inside(place: dict[str, Any], key: str) -> dict[str, Any]:
+def inside(place: dict[str, Any], parent: str, key: str, where: str) -> dict[str, Any]:
     """Where a setting of a part belongs: `data.max_length` means `data.init_args.max_length`, as in an option."""
-    return place.setdefault("init_args", {}) if "class_path" in place and key not in CLASS_KEYS else place
+    value = place.get(parent)
+    value = {"class_path": value} if isinstance(value, str) else {} if value is None else value
+    if not isinstance(value, dict):
+        raise UserError(f"{where} is a setting of `{parent}`, which is {value!r} and has none")
+    place[parent] = value
+    return inside(value, "init_args", "", where) if "class_path" in value and key not in {*CLASS_KEYS, ""} else value
 
 
 def list_of_stages(config: str, value: Any) -> list[dict[str, Any]]:

@@ -55,5 +55,5 @@ def test_all_labels_share_the_layers():
 
 @pytest.mark.parametrize("hidden", [[], [0], [8, -1]])
 def test_no_hidden_layer_is_refused(hidden):
-    with pytest.raises(UserError, match=r"--model\.head\.hidden=\[.*\]: give the width of at least one layer"):
+    with pytest.raises(UserError, match=r"--model\.head\.hidden=.*(give the width of at least one layer|is too low)"):
         AttentionXML(DIM, SPACE, hidden=hidden)

@@ -30,6 +30,7 @@ class Run:
         self.accumulate, self.batches = accumulate, 0
         loop = SimpleNamespace(_should_accumulate=lambda: self.batches % accumulate > 0)
         self.trainer = SimpleNamespace(global_step=7, fit_loop=loop, state=SimpleNamespace(fn="fit"))
+        self.trainer.num_training_batches, self.trainer.accumulate_grad_batches = 1000, accumulate
         stage = Stage("s", epochs=9, average_from=begin, average_every=every)
         self.schedule = SimpleNamespace(stage=stage, epoch=0, module=self.module, trainer=self.trainer)
         self.averaging = StageAveraging(self.schedule)
@@ -94,6 +95,14 @@ def test_it_is_the_equal_mean_of_the_first_weights_and_those_after_every_so_many
     seen = run.epoch(10 * accumulate) + run.epoch(6 * accumulate)[1:]
     assert run.averaging.count == len(seen[::every])
     assert_average(run, seen[::every], seen[-1])
+
+
+def test_an_epoch_with_fewer_steps_than_asked_for_still_changes_the_average():
+    run = Run(every=50)
+    run.trainer.num_training_batches = 5
+    seen = run.epoch(5) + run.epoch(5)[1:]
+    assert run.averaging.count == 3
+    assert_average(run, seen[::5], seen[-1])
 
 
 def test_it_begins_with_its_epoch_and_not_before():

@@ -79,5 +79,5 @@ def test_labels_share_all_but_their_two_vectors():
 
 @pytest.mark.parametrize("name", ["attention_dim", "hidden"])
 def test_a_layer_without_width_is_refused(name):
-    with pytest.raises(UserError, match=rf"--model\.head\.{name}.* must be at least 1"):
+    with pytest.raises(UserError, match=rf"--model\.head\.{name}=.* is too low"):
         LSAN(DIM, SPACE, **{name: 0})

@@ -180,13 +180,25 @@ def test_without_samples_or_tail_labels_the_adjustment_is_plain(samples, counts)
     before = copy_of(head)
     head.collect_bank(context)
     head.train_pvae(context)
-    assert changed(head, before) == {"prototypes", "support"}
+    assert changed(head, before) == set()
     assert head.bank is None
     assert not context.logged
     head.start_adjustment(context)
     terms = head.loss(context.features, context.targets, "any")
     assert terms.keys() == {"bce", "loss"}
     assert torch.equal(terms["bce"], terms["loss"])
+
+
+def test_the_first_stage_forgets_what_later_ones_have_made():
+    head, context = prepared()
+    fresh = copy_of(head)
+    for method in TRANSITIONS:
+        getattr(head, method)(context)
+    assert "augmented" in head.loss(context.features, context.targets, "any")
+    head.start_representation(context)
+    assert not changed(head, fresh) & {"prototypes", "support", "generates", "adjusting"}
+    assert head.pending == ("train_pvae", "start_adjustment")
+    assert head.loss(context.features, context.targets, "any").keys() == {"bce", "loss"}
 
 
 # --- what weights carry

@@ -112,6 +112,31 @@ def test_a_dotted_key_reaches_the_settings_of_a_class(tmp_path):
     assert made["trainer"] == {"log_every_n_steps": 2}
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"data": "Sample", "data.seed": 3}, {"class_path": "Sample", "init_args": {"seed": 3}}),
+        (
+            {"data": {"class_path": "Sample", "init_args": None}, "data.seed": 3},
+            {"class_path": "Sample", "init_args": {"seed": 3}},
+        ),
+        ({"data.seed": 3}, {"seed": 3}),
+    ],
+)
+def test_a_dotted_key_reaches_a_class_by_name_and_empty_settings(tmp_path, content, expected):
+    (tmp_path / "exp.yaml").write_text(yaml.safe_dump(content))
+    (tmp_path / "out").mkdir()
+    made = yaml.safe_load(resolve_config(str(tmp_path / "exp.yaml"), tmp_path / "out", {}).read_text())
+    assert made["data"] == expected
+
+
+def test_a_setting_of_something_that_has_none_is_named(tmp_path):
+    content = {"trainer": {"max_epochs": 3}, "trainer.max_epochs.most": 5}
+    (tmp_path / "exp.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match=r"`trainer.max_epochs.most` is a setting of `max_epochs`, which is 3"):
+        resolve_config(str(tmp_path / "exp.yaml"), tmp_path, {})
+
+
 def test_stages_in_the_experiment_itself(resolved):
     assert resolved({"stages": stages(), "stages.tune.epochs": 1})["tune"]["epochs"] == 1
 
