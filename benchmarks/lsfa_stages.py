@@ -2,9 +2,9 @@
 
     python benchmarks/lsfa_stages.py [reuters | eurlex57k | sample] [--documents N] [--max_length T] [--rounds R]
 
-The model is that of experiments/lsfa_eurlex.yaml. An epoch is loading, forward, backward, clipping and Adam's step for
-every training document, with the contrastive term; the autoencoder is trained and the classifiers are adjusted as the
-experiment says. Validation is left out everywhere. All parts take turns.
+The model has the settings of experiments/lsfa_eurlex.yaml. An epoch is the pass that makes prototypes, then loading,
+forward, backward, clipping and Adam's step for every training document, with the contrastive term; the autoencoder is
+trained and the classifiers are adjusted as the experiment says. Validation is left out everywhere.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def epoch(context: LSFAContext, head: PvaeAugmentor, trained: list[nn.Parameter]
 def first_stage(context: LSFAContext, head: PvaeAugmentor) -> None:
     modules = (context.backbone.train().requires_grad_(True), head.requires_grad_(True))
     head.pvae.requires_grad_(False)
+    head.refresh_prototypes(context)
     epoch(context, head, [p for module in modules for p in module.parameters() if p.requires_grad])
     context.backbone.eval()
 

@@ -117,9 +117,6 @@ def test_a_dotted_key_reaches_the_settings_of_a_class(tmp_path):
     [
         ({"data": "Sample", "data.seed": 3}, {"class_path": "Sample", "init_args": {"seed": 3}}),
         ({"data": {"class_path": "A", "init_args": None}, "data.b": 3}, {"class_path": "A", "init_args": {"b": 3}}),
-            {"data": {"class_path": "Sample", "init_args": None}, "data.seed": 3},
-            {"class_path": "Sample", "init_args": {"seed": 3}},
-        ),
         ({"data.seed": 3}, {"seed": 3}),
     ],
 )
