@@ -42,9 +42,9 @@ def epoch(context: LSFAContext, head: PvaeAugmentor, trained: list[nn.Parameter]
 
 
 def first_stage(context: LSFAContext, head: PvaeAugmentor) -> None:
+    head.refresh_prototypes(context)
     modules = (context.backbone.train().requires_grad_(True), head.requires_grad_(True))
     head.pvae.requires_grad_(False)
-    head.refresh_prototypes(context)
     epoch(context, head, [p for module in modules for p in module.parameters() if p.requires_grad])
     context.backbone.eval()
 

@@ -52,7 +52,7 @@ class Noting(FragileAugmentor):
 """
 FIRST = """
 stages:
-  - {name: representation, epochs: 1, on_enter: [refresh_prototypes, collect_bank]}
+  - {name: representation, epochs: 1, on_enter: [refresh_prototypes, train_pvae, start_adjustment]}
 """
 
 
@@ -69,8 +69,10 @@ def lsfa(staged, tmp_path):
 def test_two_processes_have_the_whole_bank_and_prototypes_of_one(lsfa, tmp_path):
     (tmp_path / "noting.py").write_text(NOTING)
     (tmp_path / "first.yaml").write_text(FIRST)
-    head = ["--config=first.yaml", "--model.head=noting.Noting", "--model.head.samples=0", "--model.head.psc_start=0"]
-    head += ["--model.head.feat_dim=12", "--trainer.limit_train_batches=1", "--final_test=false"]
+    settings = {"head_count": 15, "psc_start": 0, "feat_dim": 12, "pvae.epochs": 1}
+    head = ["--config=first.yaml", "--model.head=noting.Noting"]
+    head += [f"--model.head.{name}={value}" for name, value in settings.items()]
+    head += ["--trainer.limit_train_batches=1", "--final_test=false"]
     for processes in (1, 2):
         lsfa(f"--name=on-{processes}", *head, *devices(processes), NOTES=str(tmp_path / str(processes)))
     for name in ("refreshed", "bank"):
