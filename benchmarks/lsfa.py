@@ -21,6 +21,8 @@ from jobs import cell, fit, markdown, results, side_by_side
 NO_PSC = ("--model.head.psc_weight=0",)
 NO_AUGMENTATION = ("--model.head.samples=0",)
 ONE_FEATURE = ("--model.head.label_specific=false", "--model.backbone.pooling=attention")
+PAPER = ("--model.head.feat_dim=null",)  # no layer between attention and classifier
+WIDTH = {"reuters": 300, "eurlex": 200}  # of that layer, elsewhere
 # experiment, stage that `--epochs` is for, overrides
 WHOLE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "LSFA (A)": ("lsfa", "representation", ()),
@@ -30,6 +32,7 @@ WHOLE: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "representation",
         (*NO_PSC, *NO_AUGMENTATION, *ONE_FEATURE),
     ),
+    "A without the ReLU layer": ("lsfa", "representation", PAPER),
     "AttentionXML, flat": ("attentionxml", "main", ()),
     "Joint": ("joint", "main", ()),
 }
@@ -41,6 +44,7 @@ ENDS: dict[str, tuple[str, tuple[str, ...]]] = {
         (*NO_AUGMENTATION, "--model.head.restart=warm", "--stages.adjust.epochs=0"),
     ),
     "no PSC, no augmentation (C)": ("no PSC (B)", (*NO_PSC, *NO_AUGMENTATION)),
+    "neither ReLU layer nor augmentation": ("A without the ReLU layer", (*PAPER, *NO_AUGMENTATION)),
 }
 ORDER = [
     "LSFA (A)",
@@ -49,6 +53,8 @@ ORDER = [
     "no PSC (B)",
     "no PSC, no augmentation (C)",
     "no PSC, no augmentation, no label attention (D)",
+    "A without the ReLU layer",
+    "neither ReLU layer nor augmentation",
     "AttentionXML, flat",
     "Joint",
 ]
@@ -63,12 +69,15 @@ def slug(name: str) -> str:
 def train(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
     """Results of every method and seed."""
     corpus, runs = options.corpus, Path(options.out)
+    width = [f"--model.head.feat_dim={WIDTH[corpus]}"]
     negatives = [f"--model.head.negatives={options.negatives}"] if options.negatives else []
 
     def whole(name: str, seed: int) -> Path:
         experiment, stage, overrides = WHOLE[name]
         chosen = [f"--stages.{stage}.epochs={options.epochs}"] if options.epochs else []
         config = [f"--config=experiments/{experiment}_{corpus}.yaml", f"--seed_everything={seed}"]
+        if experiment == "lsfa":
+            chosen += width
         if experiment != "joint":
             chosen += negatives
             chosen += [f"--stages.{stage}.average_from={options.average_from}"] if options.average_from else []
@@ -79,7 +88,9 @@ def train(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
         start = whole(base, seed) / "checkpoints" / "representation.ckpt"
         config = [f"--config=experiments/lsfa_{corpus}.yaml", f"--seed_everything={seed}"]
         begin = ["--from_stage=adjust", f"--ckpt={start}"]
-        return fit(runs, f"{slug(name)}-{corpus}-{seed}", *config, *begin, *negatives, *options.extra, *overrides)
+        return fit(
+            runs, f"{slug(name)}-{corpus}-{seed}", *config, *begin, *width, *negatives, *options.extra, *overrides
+        )
 
     chosen = [name for name in ORDER if name in options.methods]
     for kind, made in ((WHOLE, whole), (ENDS, end)):
