@@ -69,7 +69,7 @@ def slug(name: str) -> str:
 def train(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
     """Results of every method and seed."""
     corpus, runs = options.corpus, Path(options.out)
-    width = [f"--model.head.feat_dim={WIDTH[corpus]}"]
+    own = [f"--model.head.feat_dim={WIDTH[corpus]}", "--model.head.augment_weight=1"]  # experiments may have others
     negatives = [f"--model.head.negatives={options.negatives}"] if options.negatives else []
 
     def whole(name: str, seed: int) -> Path:
@@ -77,7 +77,7 @@ def train(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
         chosen = [f"--stages.{stage}.epochs={options.epochs}"] if options.epochs else []
         config = [f"--config=experiments/{experiment}_{corpus}.yaml", f"--seed_everything={seed}"]
         if experiment == "lsfa":
-            chosen += width
+            chosen += own
         if experiment != "joint":
             chosen += negatives
             chosen += [f"--stages.{stage}.average_from={options.average_from}"] if options.average_from else []
@@ -88,9 +88,7 @@ def train(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
         start = whole(base, seed) / "checkpoints" / "representation.ckpt"
         config = [f"--config=experiments/lsfa_{corpus}.yaml", f"--seed_everything={seed}"]
         begin = ["--from_stage=adjust", f"--ckpt={start}"]
-        return fit(
-            runs, f"{slug(name)}-{corpus}-{seed}", *config, *begin, *width, *negatives, *options.extra, *overrides
-        )
+        return fit(runs, f"{slug(name)}-{corpus}-{seed}", *config, *begin, *own, *negatives, *options.extra, *overrides)
 
     chosen = [name for name in ORDER if name in options.methods]
     for kind, made in ((WHOLE, whole), (ENDS, end)):

@@ -86,7 +86,7 @@ def main() -> None:
         backbone = BiLSTM(data.space, embed_dim=100, hidden=128, dropout=0.3, pooling="mean").eval()
         training = PVAETraining(epochs=15, batch_size=128, lr=1e-3, patience=3)
         settings = {"negatives": 500, "bias": True, "restart": "warm", "head_count": options.head_count}
-        head = PvaeAugmentor(backbone.dim, data.space, feat_dim=200, pvae=training, **settings)
+        head = PvaeAugmentor(backbone.dim, data.space, feat_dim=None, pvae=training, **settings)
         context = LSFAContext(data, backbone)
         bare, bank = seconds(encoder_pass, context), seconds(head.collect_bank, context)
         print(f"encoder pass {bare:.1f} s, bank {bank:.1f} s: {bank / bare:.3f}", flush=True)
