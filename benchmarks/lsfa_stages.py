@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -60,8 +61,7 @@ def last_stages(context: LSFAContext, head: PvaeAugmentor) -> None:
 
 @torch.no_grad()
 def encoder_pass(context: LSFAContext) -> None:
-    for _ in context.train_features():
-        pass
+    deque(context.train_features(), maxlen=0)
 
 
 def seconds(task: Any, *args: Any) -> float:
