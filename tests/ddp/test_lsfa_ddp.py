@@ -89,7 +89,7 @@ def test_two_processes_have_the_whole_bank_and_prototypes_of_one(lsfa, tmp_path)
 
 @pytest.mark.parametrize(
     ("processes", "places"),
-    [(1, ["representation:20", "train_pvae", "adjust:5"]), (2, ["train_pvae"])],
+    [(1, ["representation:20", "collect_bank", "train_pvae", "adjust:5"]), (2, ["train_pvae"])],
     ids=["1-process", "2-processes"],
 )
 def test_kills_change_nothing(lsfa, tmp_path, processes, places):
