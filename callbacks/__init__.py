@@ -6,5 +6,6 @@ from callbacks.progress import StageProgressBar
 from callbacks.report import RunReport
 from callbacks.schedule import StageSchedule
 from callbacks.stages import Stage
+from callbacks.warmup import WarmupDecay
 
-__all__ = ["LastCheckpoint", "RunReport", "Stage", "StageAveraging", "StageProgressBar", "StageSchedule"]
+__all__ = ["LastCheckpoint", "RunReport", "Stage", "StageAveraging", "StageProgressBar", "StageSchedule", "WarmupDecay"]

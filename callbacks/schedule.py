@@ -31,6 +31,7 @@ from callbacks.transition import (
     trained_state,
     use_average,
 )
+from callbacks.warmup import tell_steps
 from datamodules import TextDataModule
 from datamodules.errors import UserError
 from heads import Head
@@ -123,6 +124,7 @@ class StageSchedule(Callback):
                 Console(stderr=True).print(table)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        tell_steps(trainer, (trainer.max_epochs or 0) if self.open_ended else self.stage.epochs)
         # Lightning steps ReduceLROnPlateau only after the checkpoint of an epoch's end is written.
         for config in trainer.lr_scheduler_configs:
             if config.reduce_on_plateau and self.measured is not None and not self.made_up:
@@ -281,7 +283,7 @@ class StageSchedule(Callback):
         if self.stage.epochs and changed:
             forget_best(trainer)
             reload_training_data(trainer)
-            rebuild_training_state(trainer)
+            rebuild_training_state(trainer, self.stage.epochs)
 
     def _call(self, methods: list[str], *place: int) -> None:
         """Methods of the head; what they draw is a function of the seed, the stage and, where given, the epoch."""

@@ -35,6 +35,7 @@ class Stage:
         lr: learning rate in place of the optimizer's own.
         groups: optimizer settings by glob, such as `{"head.*": {lr: 0.01}, "*.bias": {weight_decay: 0}}`; where
             several match, later ones win.
+        decay_biases: False takes weight decay off parameters of at most one dimension, biases and norms; `groups` win.
         gradient_clip_val: the trainer's by default.
         monitor: validation metric that `patience` and `restore_best` go by.
         mode: whether more or less of it is better.
@@ -56,6 +57,7 @@ class Stage:
     lr_interval: Literal["epoch", "step"] = "epoch"
     lr: float | None = None
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
+    decay_biases: bool = True
     gradient_clip_val: float | None = None
     monitor: str = "val/nDCG@5"
     mode: Literal["max", "min"] = "max"
@@ -76,6 +78,8 @@ class Stage:
         groups: dict[str, dict[str, Any]] = {}
         for name, parameter in parameters.items():
             settings = dict(common)
+            if not self.decay_biases and parameter.ndim <= 1:
+                settings["weight_decay"] = 0.0
             for glob, values in self.groups.items():
                 if fnmatchcase(name, glob):
                     settings |= values

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from backbones import Features
 from callbacks.last import LastCheckpoint, stop_if_asked
 from callbacks.progress import tracked
+from callbacks.warmup import tell_steps
 from datamodules import Batch, Targets, TextDataModule
 from datamodules.errors import UserError
 
@@ -82,14 +83,18 @@ def check_strategy(trainer: Trainer) -> None:
         strategy._ddp_kwargs.setdefault(name, False)
 
 
-def rebuild_training_state(trainer: Trainer) -> None:
-    """Optimizers for the present stage; under DDP also a new reducer, for it fixes its parameters when it is made."""
+def rebuild_training_state(trainer: Trainer, epochs: int) -> None:
+    """Optimizers for the present stage, whose data is loaded by now.
+
+    Under DDP also a new reducer, for it fixes its parameters when it is made.
+    """
     strategy = trainer.strategy
     if isinstance(strategy, DDPStrategy) and isinstance(strategy.model, DistributedDataParallel):
         strategy.model = strategy.lightning_module
         gc.collect()  # the old reducer takes its autograd hooks away when it is destroyed
         strategy.configure_ddp()
     strategy.setup_optimizers(trainer)
+    tell_steps(trainer, epochs)
 
 
 def reload_training_data(trainer: Trainer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+import torch
 from torch import nn
 
 from callbacks import Stage
@@ -97,6 +98,28 @@ def test_later_groups_win_over_earlier_ones_and_over_the_rate_of_the_stage():
         NAMES[4]: {"lr": 0.3, "betas": (0, 0), "weight_decay": 0},
     }
     assert count == 4  # the first two share one
+
+
+def test_weight_decay_can_be_taken_off_biases_and_norms_and_a_glob_still_wins():
+    model = nn.ModuleDict(
+        {"dense": nn.Linear(3, 3), "odd": nn.LayerNorm(3), "scale": nn.ParameterList([torch.ones(())])}
+    )
+    small = ("dense.bias", "odd.weight", "odd.bias", "scale.0")
+    count, settings = settings_by_name(Stage("s", lr=0.1, decay_biases=False), model)
+    assert settings == {"dense.weight": {"lr": 0.1}} | {name: {"lr": 0.1, "weight_decay": 0.0} for name in small}
+    assert count == 2
+    groups = {"odd.*": {"weight_decay": 0.3}, "dense.*": {"lr": 0.2}}
+    _, settings = settings_by_name(Stage("s", decay_biases=False, groups=groups), model)
+    assert settings == {
+        "dense.weight": {"lr": 0.2},
+        "dense.bias": {"lr": 0.2, "weight_decay": 0.0},
+        "odd.weight": {"weight_decay": 0.3},
+        "odd.bias": {"weight_decay": 0.3},
+        "scale.0": {"weight_decay": 0.0},
+    }
+    made = torch.optim.AdamW(Stage("s", decay_biases=False).parameter_groups(dict(model.named_parameters())))
+    decays = {id(p): group["weight_decay"] for group in made.param_groups for p in group["params"]}
+    assert [decays[id(p)] for p in model.parameters()] == [0.01, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_equal_settings_from_different_globs_share_a_group():
