@@ -3,5 +3,6 @@
 from backbones.base import Backbone, Features, WordBackbone
 from backbones.bilstm import BiLSTM
 from backbones.cnn import CNN
+from backbones.transformer import Transformer
 
-__all__ = ["CNN", "Backbone", "BiLSTM", "Features", "WordBackbone"]
+__all__ = ["CNN", "Backbone", "BiLSTM", "Features", "Transformer", "WordBackbone"]

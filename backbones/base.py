@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +21,22 @@ class Features:
     mask: Tensor  # (batch, length) bool
     pooled: Tensor  # (batch, dim)
     layers: tuple[Tensor, ...]  # states of every layer, each like `tokens`; layers[-1] is tokens
+    vectors: tuple[Tensor, ...] = ()  # of every layer, each like `pooled`; empty where that is the only one
+
+    def states(self, layer: int) -> Tensor:
+        """Token states of a layer, the first being 1 and the last -1."""
+        return self.layers[layer - (layer > 0)]
+
+    def vector(self, layer: int) -> Tensor:
+        """The document's vector at a layer, the first being 1 and the last -1."""
+        return (self.vectors or (self.pooled,))[layer - (layer > 0)]
 
     def float(self) -> Features:
         """In single precision; the same object where it is that already."""
         if self.pooled.dtype == self.tokens.dtype == torch.float32:
             return self
-        layers = tuple(layer.float() for layer in self.layers)
-        return Features(layers[-1], self.mask, self.pooled.float(), layers)
+        layers, vectors = (tuple(tensor.float() for tensor in part) for part in (self.layers, self.vectors))
+        return Features(layers[-1], self.mask, self.pooled.float(), layers, vectors)
 
 
 class Backbone(nn.Module, ABC):
@@ -35,9 +45,19 @@ class Backbone(nn.Module, ABC):
     dim: int  # width of token states and of the pooled vector
     num_layers: int = 1
     has_tokens: bool = True
+    max_length: int | None = None  # tokens that it can read at most
 
     @abstractmethod
     def forward(self, batch: Batch) -> Features: ...
+
+    @classmethod
+    def own_tokenizer(cls, **settings: Any) -> str | None:
+        """Name or folder of the tokenizer that a backbone of these settings belongs to, if any."""
+        return None
+
+    def self_contained(self) -> dict[str, Any]:
+        """Settings that, put over its own, build it again from a checkpoint, without other files."""
+        return {}
 
     def load_vectors(self, vectors: Tensor) -> None:
         """Start from pretrained word vectors (vocab_size, width)."""

@@ -20,6 +20,7 @@ from datamodules.files import written_whole
 
 KS = (1, 3, 5)
 RANKING = ("P", "nDCG", "PSP", "PSnDCG", "R", "RP")
+SHOWN_OF_PARTS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@3", "PSP@5")
 RANGES = {
     "oneshot": "a single one",
     "rare": "one to 3",
@@ -102,7 +103,7 @@ class RunReport(pl.Callback):
 
 
 def tables(title: str, metrics: Mapping[str, float]) -> Group:
-    """Ranking metrics, then those averaged over labels by how many training documents they have; in percent."""
+    """Ranking metrics, those averaged over labels by their training documents, and those of the head's parts; in %."""
     ranking = Table("in %", *(f"@{k}" for k in KS))
     for name in RANKING:
         ranking.add_row(name, *(percent(metrics[f"{name}@{k}"]) for k in KS))
@@ -110,7 +111,10 @@ def tables(title: str, metrics: Mapping[str, float]) -> Group:
     for group in RANGES:
         values = (percent(metrics[f"macro{name}@5/{group}"]) for name in "PRF")
         labels.add_row(RANGES[group], f"{metrics[f'labels/{group}']:,.0f}", *values)
-    for table in (ranking, labels):
+    parts = Table("part", *SHOWN_OF_PARTS)
+    for part in [name.removesuffix("/P@1") for name in metrics if name.endswith("/P@1")]:
+        parts.add_row(part, *(percent(metrics[f"{part}/{name}"]) for name in SHOWN_OF_PARTS))
+    for table in (ranking, labels, parts):
         for column in table.columns[1:]:
             column.justify = "right"
     f1 = {at: [percent(metrics[f"{kind}F1@{at}"]) for kind in ("micro", "macro")] for at in ("0.5", "tuned")}
@@ -119,6 +123,7 @@ def tables(title: str, metrics: Mapping[str, float]) -> Group:
         f"\n[bold]{escape(title)}[/]",
         ranking,
         labels,
+        *([parts] if parts.rows else []),
         line.format(*f1["0.5"], "0.5"),
         line.format(*f1["tuned"], f"{metrics['threshold']:.3f}, the threshold tuned on validation"),
     )

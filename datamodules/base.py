@@ -38,7 +38,8 @@ class TextDataModule(pl.LightningDataModule, ABC):
     Args:
         batch_size: training documents in a batch, for each process.
         eval_batch_size: documents in a batch of validation and test.
-        tokenizer: `word` for a vocabulary of the training set, or a Hugging Face tokenizer by name or folder.
+        tokenizer: `word` for a vocabulary of the training set, or a Hugging Face tokenizer by name or folder; by
+            default the backbone's own, and `word` where it has none.
         max_length: tokens kept of a document, from its beginning.
         max_words: size of the word vocabulary at most, by document frequency.
         vectors: GloVe or word2vec text file to start word embeddings from; also looked for in $ZOO_DATA.
@@ -58,7 +59,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
         self,
         batch_size: int = 64,
         eval_batch_size: int = 256,
-        tokenizer: str = "word",
+        tokenizer: str | None = None,
         max_length: int = 500,
         max_words: int = 500_000,
         vectors: str | None = None,
@@ -81,7 +82,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
             raise UserError(
                 "--data.batch_size, eval_batch_size, max_length, limit_train and limit_val must be at least 1"
             )
-        self.settings = Settings(tokenizer, max_length, max_words, val_fraction, limit_train, seed)
+        self.settings = Settings(tokenizer or "word", max_length, max_words, val_fraction, limit_train, seed)
         self.batch_size, self.eval_batch_size, self.num_workers = batch_size, eval_batch_size, num_workers
         self.limit_val = limit_val
         self.vectors, self.max_bad_rows, self.on_missing, self.seed = vectors, max_bad_rows, on_missing, seed

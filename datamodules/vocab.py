@@ -7,18 +7,21 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
+from typing import Any
 
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.normalizers import NFKC, Lowercase, Sequence
 from tokenizers.pre_tokenizers import Split
 
-from datamodules.errors import UserError, first_line
+from datamodules.errors import UserError
+from datamodules.hub import load_model
 
 PAD, UNK = "[PAD]", "[UNK]"
 # What the encoder families call them: word level and BERT, RoBERTa and XLNet and ALBERT, ModernBERT
 PAD_TOKENS = (PAD, "<pad>", "<PAD>", "<|padding|>")
 UNK_TOKENS = (UNK, "<unk>", "<|unknown|>")
+OPTION = "--data.tokenizer or, where it is the encoder's own, --model.backbone.name"
 
 # A word is a run of letters and digits. The two patterns match the same words (a test compares them): Python's counts
 # five times as fast as the tokenizer splits, the tokenizer's is what a checkpoint carries.
@@ -34,11 +37,12 @@ class Vocabulary:
         special = tokenizer.num_special_tokens_to_add(is_pair=False)
         if max_length <= special:
             raise UserError(f"--data.max_length={max_length} leaves no room beside {special} special tokens")
+        own = [tokenizer.padding["pad_token"]] if tokenizer.padding else []
+        self.pad_id = first_id(tokenizer, *own, *PAD_TOKENS)
         tokenizer.no_padding()
         tokenizer.enable_truncation(max_length)  # before the special tokens are added: the end token stays
         self.size: int = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-        self.pad_id = next((i for t in PAD_TOKENS if (i := tokenizer.token_to_id(t)) is not None), 0)
-        self.unk_id = next((i for t in UNK_TOKENS if (i := tokenizer.token_to_id(t)) is not None), 0)
+        self.unk_id = first_id(tokenizer, *UNK_TOKENS)
 
     @classmethod
     def from_text(cls, text: str, max_length: int) -> Vocabulary:
@@ -47,7 +51,11 @@ class Vocabulary:
     @cached_property
     def text(self) -> str:
         """All of it, as JSON."""
-        return str(self.tokenizer.to_str())
+        if self.pad_id != first_id(self.tokenizer, *PAD_TOKENS):
+            self.tokenizer.enable_padding(pad_id=self.pad_id, pad_token=self.tokenizer.id_to_token(self.pad_id))
+        text = str(self.tokenizer.to_str())
+        self.tokenizer.no_padding()
+        return text
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Token ids of each text, never empty; runs on all cores."""
@@ -55,6 +63,11 @@ class Vocabulary:
 
     def words(self) -> dict[str, int]:
         return dict(self.tokenizer.get_vocab(with_added_tokens=True))
+
+
+def first_id(tokenizer: Tokenizer, *tokens: str) -> int:
+    """The id of the first of the tokens that it knows, else 0."""
+    return next((i for token in tokens if (i := tokenizer.token_to_id(token)) is not None), 0)
 
 
 def build_words(texts: Iterable[str], max_words: int, max_length: int) -> Vocabulary:
@@ -75,12 +88,16 @@ def load_pretrained(name: str, max_length: int) -> Vocabulary:
     """The tokenizer of a Hugging Face model, by name or local folder."""
     from transformers import AutoTokenizer  # takes seconds to import
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True)
-    except Exception as error:  # a file that is no tokenizer may raise anything
-        raise UserError(
-            f"no tokenizer {name!r}: {first_line(error)}; give a local folder with --data.tokenizer, or 'word'"
-        ) from error
+    def load(source: str, local_files_only: bool) -> Any:
+        found = AutoTokenizer.from_pretrained(source, local_files_only=local_files_only, trust_remote_code=False)
+        if set(found.get_vocab()) <= set(found.all_special_tokens):  # made up where there are no files
+            raise OSError("it has no files of a tokenizer")
+        return found
+
+    tokenizer = load_model(name, load, "tokenizer", OPTION)
     if not tokenizer.is_fast:
         raise UserError(f"{name!r} has no fast tokenizer: choose a model that has a tokenizer.json")
-    return Vocabulary(tokenizer.backend_tokenizer, max_length)
+    backend = tokenizer.backend_tokenizer
+    if tokenizer.pad_token is not None:
+        backend.enable_padding(pad_id=tokenizer.pad_token_id, pad_token=tokenizer.pad_token)
+    return Vocabulary(backend, max_length)

@@ -56,6 +56,8 @@ class Head(nn.Module, ABC):
     """
 
     needs_tokens: bool = False  # True: refuses a backbone that has no token states
+    needs_layers: int = 1  # refuses a backbone with fewer layers
+    parts: tuple[str, ...] = ()  # names of parts that rank labels on their own
 
     def __init__(self, dim: int, space: LabelSpace) -> None:
         super().__init__()
@@ -68,6 +70,10 @@ class Head(nn.Module, ABC):
     @abstractmethod
     def rank(self, features: Features, k: int) -> Ranking:
         """The k best labels."""
+
+    def rankings(self, features: Features, k: int) -> dict[str, Ranking]:
+        """Its own ranking, named "", and those of its `parts`, which are measured beside it."""
+        return {"": self.rank(features, k)}
 
     @property
     def pending(self) -> tuple[str, ...]:
@@ -90,11 +96,9 @@ class DenseHead(Head):
         return {"loss": bce(self(features), targets)}
 
     def rank(self, features: Features, k: int) -> Ranking:
-        # In single precision: half of it makes ties among the best, which go to the more frequent labels. And by logit:
-        # the sigmoid of sure labels rounds to one and the same number.
+        # In single precision: half of it makes ties among the best, which go to the more frequent labels.
         with torch.autocast(features.pooled.device.type, enabled=False):
-            top = top_labels(self(features.float()).float(), k)
-        return Ranking(probabilities(top.scores) * (top.labels >= 0), top.labels)
+            return ranked(self(features.float()), k)
 
 
 def check_low(low: float, **values: float | None) -> None:
@@ -118,6 +122,12 @@ def bce(logits: Tensor, targets: Targets) -> Tensor:
 def probabilities(logits: Tensor) -> Tensor:
     """Sigmoid in single precision, the same wherever a logit stands: on a CPU its last bit depends on the place."""
     return (logits if logits.device.type == "mps" else logits.double()).sigmoid().float()  # MPS has no double
+
+
+def ranked(logits: Tensor, k: int) -> Ranking:
+    """The k best labels by logit: the sigmoid of sure ones rounds to one and the same number."""
+    top = top_labels(logits.float(), k)
+    return Ranking(probabilities(top.scores) * (top.labels >= 0), top.labels)
 
 
 def top_labels(scores: Tensor, k: int) -> Ranking:

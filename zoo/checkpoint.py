@@ -42,12 +42,22 @@ def rebuild(path: str | Path) -> ZooModule:
     stored = content["zoo"]
     if not stored["config"] or not stored["tokenizer"]:
         raise UserError(f"{path} carries no configuration or vocabulary: train with `python -m zoo fit`")
-    module = build(yaml.safe_load(stored["config"])["model"], LabelSpace(**stored["space"]))
+    config = yaml.safe_load(stored["config"])["model"]
+    config["backbone"] = with_settings(config["backbone"], stored.get("backbone") or {})
+    module = build(config, LabelSpace(**stored["space"]))
     module.load_state_dict(content["state_dict"])
     module.config_text = stored["config"]
     module.origin = {key: content[key] for key in ORIGIN if key in content}
     module.vocabulary = Vocabulary.from_text(stored["tokenizer"], stored["max_length"])
     return module.eval()
+
+
+def with_settings(part: Any, settings: dict[str, Any]) -> Any:
+    """A class of a configuration with some of its settings replaced."""
+    if not settings:
+        return part
+    part = {"class_path": part} if isinstance(part, str) else part
+    return part | {"init_args": (part.get("init_args") or {}) | settings}
 
 
 def build(config: dict[str, Any], space: LabelSpace) -> ZooModule:

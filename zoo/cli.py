@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import pkgutil
 import signal
 import sys
 import tempfile
@@ -77,6 +78,21 @@ def check_training(config: Namespace) -> None:
         raise UserError(f"--trainer.strategy={trainer.strategy} cannot be used: stages need whole weights; take ddp")
 
 
+def choose_tokenizer(config: Namespace) -> None:
+    """Where the corpus names none, it takes the backbone's own; written down, so that a checkpoint has it too."""
+    data, backbone = config.data.get("init_args"), config.model.backbone
+    if not data or "tokenizer" not in data:  # a datamodule of another's
+        return
+    own = None
+    if isinstance(backbone, Namespace):  # otherwise a function
+        settings = vars(backbone.init_args) if "init_args" in backbone else {}
+        own = pkgutil.resolve_name(backbone.class_path).own_tokenizer(**settings)
+    if data.tokenizer is None:
+        data.tokenizer = own or "word"
+    elif own not in (None, data.tokenizer):
+        note(f"the corpus has the tokenizer {data.tokenizer}, not the encoder's own, {own}")
+
+
 def compare_settings(before: str, now: str) -> None:
     """A run goes on with the same model; of other settings that have changed a line tells."""
     old, new = (flattened({k: yaml.safe_load(t)[k] for k in ("model", "data", "stages")}) for t in (before, now))
@@ -132,6 +148,7 @@ class ZooCLI(LightningCLI):
             raise UserError(f"no such checkpoint: {config.ckpt_path}")
         if self.subcommand == "fit":
             check_training(config)
+        choose_tokenizer(config)
 
     def instantiate_classes(self) -> None:
         try:

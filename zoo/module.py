@@ -11,13 +11,17 @@ from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from backbones import Backbone, Features
-from callbacks import Stage
+from callbacks import Stage, WarmupDecay
 from datamodules import Batch, LabelSpace, TextDataModule
 from datamodules.base import note
 from datamodules.errors import UserError, first_line
+from datamodules.prepare import SPLITS
 from datamodules.vocab import Vocabulary
 from heads import Head, Ranking
 from zoo.metrics import RankingMetrics
+
+MANY_TERMS = 5  # of a loss: the progress bar shows the sum alone
+OF_PARTS = ("P@", "nDCG@", "PSP@", "macroF@")  # metrics of a head's parts
 
 
 class ZooModule(pl.LightningModule):
@@ -28,7 +32,7 @@ class ZooModule(pl.LightningModule):
         backbone: encoder of documents.
         head: what scores labels.
         optimizer: made anew for the parameters of each stage that has none of its own.
-        lr_scheduler: goes with `optimizer`, stepped after each epoch.
+        lr_scheduler: goes with `optimizer`, stepped after each epoch; `WarmupDecay` after each step.
         depth: how many labels of a document are ranked for the metrics; F1 counts what is among them.
     """
 
@@ -52,8 +56,14 @@ class ZooModule(pl.LightningModule):
                 f"{type(self.head).__name__} reads token states and {type(self.backbone).__name__} has none: "
                 "choose another backbone with --model.backbone"
             )
+        if self.head.needs_layers > self.backbone.num_layers:
+            raise UserError(
+                f"{type(self.head).__name__} reads {self.head.needs_layers} layers and {type(self.backbone).__name__} "
+                f"has {self.backbone.num_layers}: choose another backbone with --model.backbone"
+            )
         self.make_optimizer, self.make_scheduler = optimizer, lr_scheduler
         self.val_metrics, self.test_metrics = RankingMetrics(space), RankingMetrics(space)
+        self.part_metrics = nn.ModuleDict({part: RankingMetrics(space) for part in self.head.parts})
         self.stage = Stage("main")  # `StageSchedule` moves it on
         self.finite = torch.tensor(True)
         self.averaged: dict[nn.Parameter, Tensor] = {}  # what a checkpoint has in their place; by `StageAveraging`
@@ -85,7 +95,7 @@ class ZooModule(pl.LightningModule):
             raise UserError("Apple's GPUs have no double precision, which metrics need: give --trainer.accelerator=cpu")
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if isinstance(data, TextDataModule):
-            self.vocabulary = data.prepared.vocabulary
+            self.vocabulary = fitting_vocabulary(data, self.backbone.max_length)
             mine = data.prepared.folder.name
             if self.trainer.strategy.broadcast(mine) != mine:
                 raise UserError(f"processes have different corpora, this one {data.corpus_name}: prepare it once alone")
@@ -100,7 +110,8 @@ class ZooModule(pl.LightningModule):
         terms = self.head.loss(features, batch.targets, stage)
         for name, value in terms.items():
             key = f"train/{stage}/{name}"
-            self.log(key, value.detach(), on_step=True, on_epoch=True, prog_bar=True, batch_size=len(batch))
+            in_bar = name == "loss" or len(terms) < MANY_TERMS
+            self.log(key, value.detach(), on_step=True, on_epoch=True, prog_bar=in_bar, batch_size=len(batch))
         self.finite = self.finite.to(self.device) & terms["loss"].detach().isfinite()
         # DDP waits for a gradient of all that is trained: also of a pooling that the head does not read.
         return terms["loss"] + 0 * features.pooled[0, 0] if self.trainer.world_size > 1 else terms["loss"]
@@ -121,8 +132,19 @@ class ZooModule(pl.LightningModule):
         self._measure(self.test_metrics, batch)
 
     def _measure(self, metrics: RankingMetrics, batch: Batch) -> None:
-        ranking = self.rank(batch, min(self.depth, self.space.num_labels))
-        metrics.update(ranking.scores, ranking.labels, batch.targets, counted=batch.rows >= 0)
+        rankings = self.head.rankings(self(batch), min(self.depth, self.space.num_labels))
+        for name, ranking in rankings.items():
+            measured = self.part_metrics[name] if name else metrics
+            measured.update(ranking.scores, ranking.labels, batch.targets, counted=batch.rows >= 0)  # type: ignore[operator]
+
+    def _measure_parts(self, split: str) -> None:
+        """Log what matters of the head's parts, each under its name."""
+        for part, metrics in self.part_metrics.items():
+            assert isinstance(metrics, RankingMetrics)
+            for name, value in metrics.compute().items():
+                if name.startswith(OF_PARTS) and "/bin" not in name:
+                    self.log(f"{split}/{part}/{name}", value.float())
+            metrics.reset()
 
     def on_validation_epoch_end(self) -> None:
         values = self.val_metrics.compute()
@@ -136,11 +158,13 @@ class ZooModule(pl.LightningModule):
             self.val_metrics.tuned_threshold.fill_(threshold)
             self.test_metrics.tuned_threshold.fill_(threshold)
         self.val_metrics.reset()
+        self._measure_parts("val")
 
     def on_test_epoch_end(self) -> None:
         self.log_dict({f"test/{name}": value.float() for name, value in self.test_metrics.compute().items()})
         self.log("test/threshold", self.threshold)
         self.test_metrics.reset()
+        self._measure_parts("test")
 
     def configure_optimizers(self) -> Any:
         return self.optimizer_of(self.stage, {name: p for name, p in self.named_parameters() if p.requires_grad})
@@ -158,7 +182,8 @@ class ZooModule(pl.LightningModule):
             raise UserError(f"stage {stage.name!r}: a learning rate is negative")
         if scheduler is None:
             return {"optimizer": optimizer}
-        config = {"scheduler": scheduler, "interval": stage.lr_interval, "monitor": stage.monitor}
+        interval = "step" if isinstance(scheduler, WarmupDecay) else stage.lr_interval
+        config = {"scheduler": scheduler, "interval": interval, "monitor": stage.monitor}
         return {"optimizer": optimizer, "lr_scheduler": config}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -169,6 +194,7 @@ class ZooModule(pl.LightningModule):
         vocabulary = self.vocabulary
         checkpoint["zoo"] = {
             "config": self.config_text,
+            "backbone": self.backbone.self_contained(),
             "space": dict(vars(self.space)),
             "tokenizer": vocabulary.text if vocabulary else None,
             "max_length": vocabulary.max_length if vocabulary else None,
@@ -189,6 +215,16 @@ class ZooModule(pl.LightningModule):
             raise UserError("the checkpoint was trained on other labels: give it the corpus that it was trained on")
         if self.vocabulary and stored["tokenizer"] != self.vocabulary.text:
             raise UserError("the checkpoint was trained with another vocabulary: give it its own corpus and tokenizer")
+
+
+def fitting_vocabulary(data: TextDataModule, limit: int | None) -> Vocabulary:
+    """The corpus's; it cuts whatever comes later to what the encoder can read."""
+    vocabulary = data.prepared.vocabulary
+    if limit is None or vocabulary.max_length <= limit:
+        return vocabulary
+    if any(data.prepared.rows(split).lengths.max(initial=0) > limit for split in SPLITS):
+        raise UserError(f"the encoder reads at most {limit:,} tokens: lower --data.max_length")
+    return Vocabulary.from_text(vocabulary.text, limit)
 
 
 def take_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:

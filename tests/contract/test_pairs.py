@@ -25,14 +25,23 @@ LENGTHS = [9, 1, 5, 12, 3, 7]
 # Arguments of these names are made small wherever a constructor takes them ...
 SMALL = {"embed_dim": 10, "hidden": 8, "chunks": 2, "attention_dim": 8, "dropout": 0.0, "embed_dropout": 0.0}
 # ... and here is what single classes need beside or instead. A new class needs a line only if this does not do.
+ENCODER = {
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 OWN = {
     "AttentionXML": {"hidden": [8]},
     "CNN": {"dim": 12},
     "Linear": {"hidden": None},
     "PvaeAugmentor": {"feat_dim": 8, "pvae_hidden": 8, "latent": 4},
+    "Transformer": {"name": "bert", "pretrained": False, "config": ENCODER},
 }
 # Parameters whose gradient is zero by design: a softmax does not change when all scores are shifted.
-SHIFTS = {"pool.score.bias"}
+SHIFTS = {"pool.score.bias", "attention.self.key.bias"}
 # Parameters that train only after the head's transitions.
 LATER = {"PrototypeTransfer": {"head.tail"}}
 # Heads of token states alone, and where backbones have parameters for the pooled vector, which these leave untrained.
@@ -72,6 +81,8 @@ class Pair(torch.nn.Module):
         self.head = build(head, self.backbone.dim, SPACE)
         if self.head.needs_tokens and not self.backbone.has_tokens:
             pytest.skip(f"{head.__name__} needs token states")
+        if self.head.needs_layers > self.backbone.num_layers:
+            pytest.skip(f"{head.__name__} needs {self.head.needs_layers} layers")
 
     def loss(self, batch):
         return self.head.loss(self.backbone(batch), batch.targets, "train")["loss"]
@@ -139,7 +150,7 @@ def train(pair, batch, steps=20):
 
 
 def test_classes_were_found():
-    assert {"BiLSTM", "CNN"} <= {kind.__name__ for kind in BACKBONES}
+    assert {"BiLSTM", "CNN", "Transformer"} <= {kind.__name__ for kind in BACKBONES}
     assert "Linear" in {kind.__name__ for kind in HEADS}
     assert {*OWN, *LATER, *TOKENS_ONLY} <= {kind.__name__ for kind in BACKBONES + HEADS}
 

@@ -25,7 +25,7 @@ FORBIDDEN = {
     "zoo": set(),
 }
 ALLOWED = {
-    "backbones": {"datamodules": {"datamodules.batch", "datamodules.errors"}},
+    "backbones": {"datamodules": {"datamodules.batch", "datamodules.errors", "datamodules.hub"}},
     "heads": {"datamodules": {"datamodules.batch", "datamodules.errors"}},
 }
 
@@ -56,6 +56,15 @@ def complaints(package, modules):
 @every_file
 def test_imports_stay_within_bounds(package, path):
     assert complaints(package, imported(path.read_text("utf8"), package)) == set()
+
+
+@every_file
+def test_the_library_of_encoders_is_imported_where_it_is_needed(package, path):
+    # it takes seconds: not in a module's own body, but for types
+    for node in ast.parse(path.read_text("utf8")).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            assert not {"transformers", "huggingface_hub", "datasets"} & {name.split(".")[0] for name in names}
 
 
 def test_all_packages_were_walked():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import unicodedata
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from tokenizers.models import WordPiece
+from tokenizers.models import WordLevel, WordPiece
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
@@ -139,6 +140,72 @@ def test_truncation_keeps_the_end_token(bert_like):
     assert spelled(vocabulary, "the cat sat the cat") == ["[CLS]", "the", "cat", "[SEP]"]
     again = Vocabulary.from_text(vocabulary.text, 4)
     assert spelled(again, "the cat sat the cat") == ["[CLS]", "the", "cat", "[SEP]"]
+
+
+def of_style(folder, words, pad, template, **names):
+    """A word-level tokenizer with the special tokens of a family, as the hub has it."""
+    from transformers import PreTrainedTokenizerFast
+
+    ids = {word: i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(WordLevel(ids, unk_token=names["unk_token"]))
+    tokenizer.pre_tokenizer = Whitespace()
+    special = [(word, ids[word]) for word in template.replace(":2", "").split() if word != "$A"]
+    tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=special)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad, **names).save_pretrained(folder)
+    return str(folder)
+
+
+SENTENCE = ["the", "cat", "sat"]
+STYLES = {
+    "bert": (["[PAD]", "[UNK]", "[CLS]", "[SEP]", *SENTENCE], "[PAD]", "[CLS] $A [SEP]", {"unk_token": "[UNK]"}),
+    "roberta": (["<s>", "<pad>", "</s>", "<unk>", *SENTENCE], "<pad>", "<s> $A </s>", {"unk_token": "<unk>"}),
+    "xlnet": (
+        ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", *SENTENCE],
+        "<pad>",
+        "$A <sep> <cls>:2",
+        {"unk_token": "<unk>", "padding_side": "left"},
+    ),
+    "deberta": (["[PAD]", "[CLS]", "[SEP]", "[UNK]", *SENTENCE], "[PAD]", "[CLS] $A [SEP]", {"unk_token": "[UNK]"}),
+    # has the padding token of the tokenizer that its own came from as well
+    "modernbert": (
+        ["<|padding|>", *SENTENCE, "[UNK]", "[CLS]", "[SEP]", "[PAD]"],
+        "[PAD]",
+        "[CLS] $A [SEP]",
+        {"unk_token": "[UNK]"},
+    ),
+    "of nobody": (["<unk>", "a", "<pad>", "[nil]", *SENTENCE], "[nil]", "$A", {"unk_token": "<unk>"}),
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_truncation_and_padding_of_the_families(tmp_path, style):
+    words, pad, template, names = STYLES[style]
+    vocabulary = load_pretrained(of_style(tmp_path, words, pad, template, **names), 4)
+    for one in (vocabulary, Vocabulary.from_text(vocabulary.text, 4)):
+        room = 5 - len(template.split())
+        expected = template.replace(":2", "").replace("$A", " ".join(["the", "cat", "sat", "the"][:room]))
+        assert spelled(one, "the cat sat the cat sat") == expected.split()
+        assert one.pad_id == words.index(pad)
+        assert one.unk_id == words.index(names["unk_token"])
+        assert [len(ids) for ids in one.encode(["the", "the cat"])] == [5 - room, 6 - room]  # no padding of its own
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_folder_with_an_encoder_alone_has_no_tokenizer(tmp_path, missing):
+    if not missing:  # of this the library makes a tokenizer without words
+        (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(UserError, match="no tokenizer") as caught:
+        load_pretrained(str(tmp_path), 10)
+    assert missing or "it has no files of a tokenizer" in str(caught.value)
+
+
+def test_a_folder_is_read_without_a_look_at_the_net(bert_like, monkeypatch):
+    def fail(*_, **__):
+        raise AssertionError("looked at the net")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    monkeypatch.setattr(socket.socket, "connect", fail)
+    assert load_pretrained(bert_like, 10).size == 8
 
 
 def test_padding_that_a_tokenizer_file_asks_for_is_left_out():

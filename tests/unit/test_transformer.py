@@ -1,0 +1,188 @@
+"""Encoders of every family: padding, layers, pooling and gradients, against the plain library and slow loops."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from backbones import Transformer
+from tests.encoders import FAMILIES, LAYERS, LENGTHS, PAD, SPACE, documents, encoder
+
+every_family = pytest.mark.parametrize("kind", FAMILIES)
+CHECKPOINTED = [kind for kind in FAMILIES if kind != "xlnet"]  # the library's XLNet cannot
+
+
+def weighted(tensor):
+    """A number that all of a tensor counts for: its mere sum is a constant after a norm."""
+    return (tensor * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(2))).sum()
+
+
+def plain_model(made):
+    """The library's own model with the same weights."""
+    from transformers import AutoModel
+
+    model = AutoModel.from_config(made.config)
+    model.load_state_dict(made.encoder.state_dict(), strict=False)
+    return model.eval()
+
+
+def gradients(made, number):
+    made.zero_grad()
+    number.backward()
+    return {name: p.grad.clone() for name, p in made.named_parameters() if p.grad is not None}
+
+
+@every_family
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_padding_changes_nothing_and_holds_zeros(kind, pooling):
+    made = encoder(kind, pooling=pooling)
+    tight, wide = made(documents()), made(documents(columns=6))
+    for one, other in zip(tight.layers, wide.layers, strict=True):
+        assert torch.allclose(one, other[:, : one.shape[1]], atol=1e-6)
+        assert not other[~wide.mask].any()
+        assert other[wide.mask].any(1).all()
+    for one, other in zip((*tight.vectors, tight.pooled), (*wide.vectors, wide.pooled), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+@every_family
+def test_what_stands_on_padding_does_not_matter(kind):
+    made = encoder(kind)
+    assert torch.equal(made(documents(2)).tokens, made(documents(2, filler=17)).tokens)
+
+
+@every_family
+def test_layers_and_vectors_are_those_of_the_config(kind):
+    made = encoder(kind)
+    features = made(documents())
+    assert made.num_layers == len(features.layers) == len(features.vectors) == LAYERS
+    assert features.layers[-1] is features.tokens
+    assert features.vectors[-1] is features.pooled
+    assert features.tokens.shape == (len(LENGTHS), max(LENGTHS), made.dim)
+    assert features.pooled.shape == (len(LENGTHS), made.dim)
+
+
+@every_family
+def test_states_are_those_of_the_plain_library(kind):
+    made = encoder(kind)
+    plain, features, batch = plain_model(made), made(documents(columns=3)), documents()
+    for row, length in enumerate(LENGTHS):
+        out = plain(input_ids=batch.ids[row : row + 1, :length], output_hidden_states=True)
+        for layer in range(1, LAYERS + 1):
+            expected = out.last_hidden_state if layer == LAYERS else out.hidden_states[layer]
+            assert torch.allclose(features.states(layer)[row, :length], expected[0], atol=1e-6)
+
+
+@every_family
+def test_the_document_s_vector_is_that_of_the_token_made_for_it(kind):
+    features = encoder(kind)(documents(columns=3))
+    for states, vectors in zip(features.layers, features.vectors, strict=True):
+        for row, length in enumerate(LENGTHS):
+            assert torch.equal(vectors[row], states[row, length - 1 if kind == "xlnet" else 0])
+
+
+@every_family
+def test_mean_pooling_is_the_mean_over_real_tokens(kind):
+    features = encoder(kind, pooling="mean")(documents(columns=3))
+    for states, vectors in zip(features.layers, features.vectors, strict=True):
+        for row, length in enumerate(LENGTHS):
+            expected = torch.stack([states[row, place] for place in range(length)]).mean(0)
+            assert torch.allclose(vectors[row], expected, atol=1e-6)
+
+
+@every_family
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_every_trainable_parameter_gets_a_gradient(kind, pooling):
+    made = encoder(kind, pooling=pooling).train()
+    found = gradients(made, weighted(made(documents()).pooled))
+    for name, parameter in made.named_parameters():
+        assert (name in found) == parameter.requires_grad, name
+        # a softmax does not change when all keys are shifted
+        assert name not in found or found[name].any() or "key.bias" in name or "k_lin.bias" in name, name
+
+
+@every_family
+@pytest.mark.parametrize("layer", range(1, LAYERS))
+def test_a_layer_depends_on_nothing_above_it(kind, layer):
+    made = encoder(kind)
+    found = gradients(made, weighted(made(documents()).states(layer)))
+    numbers = {int(match[1]) for name in found if (match := re.search(r"\blayers?\.(\d+)\.", name))}
+    assert numbers == set(range(layer))
+    assert not any("final_norm" in name for name in found)
+
+
+@every_family
+def test_the_number_of_positions_is_known(kind):
+    absolute = {"bert", "roberta", "distilbert"}
+    assert encoder(kind).max_length == (64 if kind in absolute else None)
+    if kind in absolute:
+        made, batch = encoder(kind), documents(columns=64 - max(LENGTHS))
+        batch.ids[0], batch.mask[0] = 5, True
+        assert made(batch).tokens.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", CHECKPOINTED)
+def test_gradient_checkpointing_gives_the_same_gradients(kind):
+    calls, found = [], []
+    for checkpointing in (False, True):
+        made = encoder(kind, gradient_checkpointing=checkpointing).train()
+        counted = next(p for name, p in made.named_modules() if "0." in name and isinstance(p, torch.nn.Linear))
+        seen = []
+        counted.register_forward_hook(lambda *_, seen=seen: seen.append(1))
+        found.append(gradients(made, weighted(made(documents()).pooled)))
+        calls.append(len(seen))
+    assert calls[1] == 2 * calls[0] > 0  # computed again on the way back
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.allclose(found[0][name], found[1][name], atol=1e-6) for name in found[0])
+
+
+@every_family
+def test_a_checkpoint_s_settings_build_it_again(kind):
+    made = encoder(kind)
+    settings = made.self_contained()
+    assert "_name_or_path" not in settings["config"]
+    again = Transformer(SPACE, **settings).eval()
+    again.load_state_dict(made.state_dict())
+    assert torch.equal(again(documents()).tokens, made(documents()).tokens)
+    assert again.self_contained() == settings
+    assert again.max_length == made.max_length
+
+
+def test_settings_of_a_checkpoint_are_plain(tmp_path):
+    settings = encoder(config={"id2label": {0: "x", 1: "y"}}).self_contained()
+    torch.save(settings, tmp_path / "settings.pt")
+    assert torch.load(tmp_path / "settings.pt", weights_only=True) == settings
+
+
+def test_a_checkpoint_keeps_a_vocabulary_larger_than_the_tokenizer_s():
+    from transformers import BertConfig
+
+    # the library's default: a shorter form of the settings leaves it out
+    made = encoder(config={"vocab_size": BertConfig().vocab_size, "pad_token_id": 0})
+    again = Transformer(SPACE, **made.self_contained())
+    again.load_state_dict(made.state_dict())
+    assert again.config.pad_token_id == 0
+
+
+def test_an_attention_that_needs_a_gpu_is_left_out_of_a_checkpoint():
+    made = encoder(attention="eager")
+    assert "attention" not in made.self_contained()
+    made.config._attn_implementation = "flash_attention_2"
+    assert made.self_contained()["attention"] is None
+
+
+def test_config_and_attention_reach_the_model():
+    made = encoder(config={"hidden_size": 8, "num_hidden_layers": 2, "hidden_act": "relu"}, attention="eager")
+    assert (made.dim, made.num_layers) == (8, 2)
+    assert made.config.hidden_act == "relu"
+    assert made.config._attn_implementation == "eager"
+    assert made.encoder.get_input_embeddings().padding_idx == PAD
+
+
+def test_which_tokenizer_goes_with_it():
+    assert Transformer.own_tokenizer() == "FacebookAI/roberta-base"
+    assert Transformer.own_tokenizer(name="some/model", pooling="mean") == "some/model"
+    assert Transformer.own_tokenizer(name="some/model", pretrained=False) == "some/model"
+    assert Transformer.own_tokenizer(name="bert", pretrained=False) is None
