@@ -1,7 +1,9 @@
 """Heads: `Features` in, a loss or a ranking of labels out. Pure torch."""
 
+from heads.adaptive_clusters import AdaptiveClusters
 from heads.attentionxml import AttentionXML
 from heads.base import DenseHead, Head, Ranking, TransitionContext
+from heads.experts import Experts
 from heads.label_attention import LabelwiseHead
 from heads.linear import Linear
 from heads.lsan import LSAN
@@ -10,8 +12,10 @@ from heads.pvae_augmentor import PvaeAugmentor
 
 __all__ = [
     "LSAN",
+    "AdaptiveClusters",
     "AttentionXML",
     "DenseHead",
+    "Experts",
     "Head",
     "LabelwiseHead",
     "Linear",

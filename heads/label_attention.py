@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
 from heads.base import DenseHead, check_low
-from heads.blockwise import BlockwiseBCE, Tensors, chunks_of_labels, groups_of_documents
+from heads.blockwise import BlockwiseBCE, Score, Tensors, chunks_of_labels, groups_of_documents
 
 FLOOR = -60.0  # of a score below the best: exp() of less soon is a denormal number, which a CPU computes very slowly
 
@@ -116,6 +117,10 @@ class LabelwiseHead(DenseHead):
         """Logits (docs, n) from rows of both; `mask` is none where there is no padding."""
 
     def forward(self, features: Features) -> Tensor:
+        return self.all_labels(features, self.score)
+
+    def all_labels(self, features: Features, score: Score) -> Tensor:
+        """What `score` makes of all documents and labels, put together from its blocks (..., docs, labels)."""
         tokens, labels = self.per_token(features), self.per_label()
         rows = []
         for docs in groups_of_documents(features.mask, tokens, self.num_labels):
@@ -123,11 +128,11 @@ class LabelwiseHead(DenseHead):
             for chunk in chunks_of_labels(self.num_labels):
                 block = docs.rows(tokens), docs.mask, tuple(tensor[chunk] for tensor in labels)
                 if torch.is_grad_enabled():  # for another loss than `loss`: computed again on the way back
-                    logits.append(checkpoint(self.score, *block, use_reentrant=False))
+                    logits.append(checkpoint(score, *block, use_reentrant=False))
                 else:
-                    logits.append(self.score(*block))
-            rows.append(torch.cat(logits, dim=1))
-        return torch.cat(rows)
+                    logits.append(score(*block))
+            rows.append(torch.cat(logits, dim=-1))
+        return torch.cat(rows, dim=-2)
 
     def loss(self, features: Features, targets: Targets, stage: str) -> dict[str, Tensor]:
         return {"loss": self.bce(features, targets)}
@@ -137,23 +142,42 @@ class LabelwiseHead(DenseHead):
 
         `tokens` are those of `per_token`, where they are known already.
         """
-        labels, weight = self.per_label(), None
-        own = {id(tensor) for tensor in labels}
-        known = targets.below(self.num_labels)
-        rows, columns = known.rows, known.indices
-        if self.negatives is not None:
-            chosen, weight = sample_labels(columns, self.num_labels, self.negatives)
-            place = columns.new_zeros(self.num_labels)
-            place[chosen] = torch.arange(len(chosen), device=chosen.device)
-            columns, labels = place[columns], tuple(tensor[chosen] for tensor in labels)
         tokens = self.per_token(features) if tokens is None else tokens
-        shared = [p for p in self.parameters() if p.requires_grad and id(p) not in own]
-        tensors = [*tokens, *labels, *shared]
-        if not torch.is_grad_enabled():  # within the function it never is
-            tensors = [tensor.detach() for tensor in tensors]
-        settings = self.score, features.mask, rows, columns, weight, (len(tokens), len(labels))
-        total: Tensor = BlockwiseBCE.apply(*settings, *tensors)  # type: ignore[no-untyped-call]
-        return total / len(features.mask)
+        return labelwise_bce(self, self.score, tokens, features.mask, targets, self.negatives)
+
+
+class Labelwise(Protocol):
+    """A module that has tensors with a row for each label."""
+
+    def per_label(self) -> Tensors: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+
+def labelwise_bce(
+    module: Labelwise, score: Score, tokens: Tensors, mask: Tensor, targets: Targets, negatives: int | None = None
+) -> Tensor:
+    """Binary cross-entropy of what `score` makes of tokens and the module's labels, block by block.
+
+    With `negatives` over the labels of the batch and so many others, weighted.
+    """
+    labels, weight = module.per_label(), None
+    own = {id(tensor) for tensor in labels}
+    shared = [p for p in module.parameters() if p.requires_grad and id(p) not in own]
+    num_labels = len(labels[0])
+    known = targets.below(num_labels)
+    rows, columns = known.rows, known.indices
+    if negatives is not None:
+        chosen, weight = sample_labels(columns, num_labels, negatives)
+        place = columns.new_zeros(num_labels)
+        place[chosen] = torch.arange(len(chosen), device=chosen.device)
+        columns, labels = place[columns], tuple(tensor[chosen] for tensor in labels)
+    tensors = [*tokens, *labels, *shared]
+    if not torch.is_grad_enabled():  # within the function it never is
+        tensors = [tensor.detach() for tensor in tensors]
+    settings = score, mask, rows, columns, weight, (len(tokens), len(labels))
+    total: Tensor = BlockwiseBCE.apply(*settings, *tensors)  # type: ignore[no-untyped-call]
+    return total / len(mask)
 
 
 def sample_labels(positive: Tensor, num_labels: int, negatives: int) -> tuple[Tensor, Tensor]:

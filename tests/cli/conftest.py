@@ -1,10 +1,13 @@
 """The real command line on a tiny corpus."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from datamodules.sample import SampleCorpus
+from tests.encoders import save_bert
 from zoo.cli import main
 
 TINY = """
@@ -30,6 +33,19 @@ def _nothing_from_outside(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def saved_bert(tmp_path_factory) -> Path:
+    """A tiny random BERT with its tokenizer; nobody may change it."""
+    texts = [document.text for document in SampleCorpus(num_documents=50, num_labels=10).documents("train")]
+    return save_bert(tmp_path_factory.mktemp("encoders"), texts)
+
+
+@pytest.fixture
+def bert(saved_bert, tmp_path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(saved_bert, tmp_path / "bert"))
 
 
 @pytest.fixture

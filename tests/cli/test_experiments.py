@@ -16,8 +16,17 @@ TINY = [
     "--trainer.enable_model_summary=false",
     "--trainer.accelerator=cpu",
 ]
-# What heads need on so little data.
-OWN = {"PvaeAugmentor": ["--model.head.head_count=10", "--model.head.pvae.epochs=2"]}
+# What heads and backbones need on so little data, without a network.
+SMALL = "{hidden_size: 8, num_hidden_layers: 6, num_attention_heads: 2, intermediate_size: 8}"
+OWN = {
+    "PvaeAugmentor": ["--model.head.head_count=10", "--model.head.pvae.epochs=2"],
+    "AdaptiveClusters": ["--model.head.hidden=8"],
+    "Transformer": [
+        "--model.backbone.name=bert",
+        "--model.backbone.pretrained=false",
+        f"--model.backbone.config={SMALL}",
+    ],
+}
 
 
 def test_there_are_experiments():
@@ -31,8 +40,10 @@ def stages(path):
 
 def short(path):
     """Tiny data, and an epoch for each stage."""
-    head = yaml.safe_load(path.read_text())["model"]["head"]
-    args = TINY + OWN.get(head if isinstance(head, str) else head["class_path"], [])
+    model = yaml.safe_load(path.read_text())["model"]
+    args = list(TINY)
+    for part in (model["head"], model["backbone"]):
+        args += OWN.get(part if isinstance(part, str) else part["class_path"], [])
     for stage in stages(path):
         if stage.get("epochs"):
             args += [f"--stages.{stage['name']}.epochs=1"]

@@ -47,7 +47,7 @@ FRAGILE = """
 import os, signal
 from collections import Counter
 import torch
-from heads import PrototypeTransfer, PvaeAugmentor
+from heads import Experts, PrototypeTransfer, PvaeAugmentor
 
 class Mortal:
     seen = Counter()
@@ -82,6 +82,9 @@ class FragileAugmentor(Mortal, PvaeAugmentor):
     def train_pvae(self, ctx):
         super().train_pvae(ctx)
         self.meet("train_pvae")
+
+class FragileExperts(Mortal, Experts):
+    pass
 """
 
 
