@@ -15,17 +15,18 @@ from datamodules.errors import UserError
 
 @dataclass(frozen=True)
 class Features:
-    """Encoded documents. Padding positions hold zeros and `mask` is False there."""
+    """Encoded documents. Padding positions of `tokens` hold zeros, and `mask` is False there."""
 
     tokens: Tensor  # (batch, length, dim); (batch, 0, dim) from a backbone without token states
     mask: Tensor  # (batch, length) bool
     pooled: Tensor  # (batch, dim)
-    layers: tuple[Tensor, ...]  # states of every layer, each like `tokens`; layers[-1] is tokens
+    layers: tuple[Tensor, ...]  # of every layer, for `states` to read; layers[-1] is tokens
     vectors: tuple[Tensor, ...] = ()  # of every layer, each like `pooled`; empty where that is the only one
 
     def states(self, layer: int) -> Tensor:
-        """Token states of a layer, the first being 1 and the last -1."""
-        return self.layers[layer - (layer > 0)]
+        """Token states of a layer, the first being 1 and the last -1; zeros on padding."""
+        found = self.layers[layer - (layer > 0)]
+        return found if found is self.tokens else found * self.mask.unsqueeze(-1)
 
     def vector(self, layer: int) -> Tensor:
         """The document's vector at a layer, the first being 1 and the last -1."""

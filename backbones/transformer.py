@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -24,7 +23,10 @@ if TYPE_CHECKING:
 DEFAULT = "FacebookAI/roberta-base"
 OPTION = "--model.backbone.name"
 # Parameters that a single text without masked words never reaches: DDP would wait for their gradients.
-UNREACHED = {"xlnet": ("mask_emb", "seg_embed", "r_s_bias")}
+UNREACHED = {
+    "xlnet": {"mask_emb", "seg_embed", "r_s_bias"},
+    "longformer": {"query_global", "key_global", "value_global"},
+}
 
 
 class Transformer(Backbone):
@@ -79,16 +81,16 @@ class Transformer(Backbone):
         ids = batch.ids if pad is None else batch.ids.masked_fill(~batch.mask, pad)
         out = self.encoder(input_ids=ids, attention_mask=batch.mask.long(), output_hidden_states=True)
         # The first of the hidden states are the embeddings; the last may lack a closing norm that the output has.
-        states = (*out.hidden_states[1:-1], out.last_hidden_state)
-        layers = tuple(state * batch.mask.unsqueeze(-1) for state in states)
+        tokens = out.last_hidden_state * batch.mask.unsqueeze(-1)
+        layers = (*out.hidden_states[1:-1], tokens)
         vectors = tuple(self.pool(layer, batch.mask) for layer in layers)
-        return Features(layers[-1], batch.mask, vectors[-1], layers, vectors)
+        return Features(tokens, batch.mask, vectors[-1], layers, vectors)
 
     def pool(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """One vector for each document, (batch, dim)."""
         lengths = mask.sum(1)
         if self.pooling == "mean":
-            return tokens.sum(1) / lengths.clamp_min(1).unsqueeze(-1)
+            return torch.einsum("bt,btd->bd", mask.to(tokens.dtype), tokens) / lengths.clamp_min(1).unsqueeze(-1)
         if not self.cls_is_last:
             return tokens[:, 0]
         return tokens[torch.arange(len(tokens), device=tokens.device), lengths - 1]
@@ -125,7 +127,7 @@ def find_config(name: str, settings: dict[str, Any], pretrained: bool) -> Pretra
         base = CONFIG_MAPPING[name]()
     else:
         base, given = load_model(name, load, "encoder", OPTION)
-    check_settings(base, settings)
+    check_settings(base, settings, known=bool(given))
     with settings_errors(name):
         config = type(base)(**given | settings)  # made anew: some settings follow from others
     if config.is_encoder_decoder:
@@ -133,17 +135,16 @@ def find_config(name: str, settings: dict[str, Any], pretrained: bool) -> Pretra
     return config
 
 
-def check_settings(config: PretrainedConfig, settings: dict[str, Any]) -> None:
-    """The library keeps whatever it is given: what its own code does not name is a mistake."""
-    from transformers import AutoModel
+def check_settings(config: PretrainedConfig, settings: dict[str, Any], known: bool) -> None:
+    """The library keeps whatever it is given: a setting that the encoder does not have is a mistake.
 
+    Of a mere kind not all settings are `known`: there only those that look like others are refused.
+    """
     if "transformers_version" in settings:  # all of a config, as a checkpoint has it
         return
-    files = [inspect.getfile(kind) for kind in (type(config), AutoModel._model_mapping[type(config)])]
-    known = " ".join(Path(file).read_text("utf8") for file in files)
     for key in settings:
-        if not hasattr(config, key) and key not in known:
-            close = difflib.get_close_matches(key, config.to_dict(), n=1)
+        close = difflib.get_close_matches(key, config.to_dict(), n=1)
+        if not hasattr(config, key) and (known or close):
             meant = f"; did you mean {close[0]!r}?" if close else ""
             raise UserError(f"--model.backbone.config: {config.model_type} has no setting {key!r}{meant}")
 
@@ -171,7 +172,7 @@ def load_encoder(name: str, config: PretrainedConfig, pretrained: bool, attentio
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
     for path, parameter in model.named_parameters():
-        if path.rsplit(".", 1)[-1] in UNREACHED.get(config.model_type, ()):
+        if UNREACHED.get(config.model_type, set()) & set(path.split(".")):
             parameter.requires_grad = False
     return model.train()
 

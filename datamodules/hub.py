@@ -27,15 +27,15 @@ def load_model(name: str, load: Callable[..., T], what: str, option: str) -> T:
         try:
             with quiet():
                 return load(name, local_files_only=True)
-        except Exception:  # it was not got before, or not all of it
-            ask_hub(name)
+        except Exception as error:  # it was not got before, or not all of it
+            ask_hub(name, "" if isinstance(error, OSError) else f" whole ({reason(error)})")
             return load(name, local_files_only=False)  # with the library's bar: it may be half a gigabyte
     except Exception as error:  # files of another kind may raise anything
         advice = f"a folder that has one can be given with {option}"
         raise UserError(f"no {what} {name!r}: {reason(error)}; {advice}") from error
 
 
-def ask_hub(name: str) -> None:
+def ask_hub(name: str, trouble: str) -> None:
     """Whether the hub has it: one request, where loading would try again for a minute."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
@@ -48,7 +48,7 @@ def ask_hub(name: str) -> None:
         raise UserError("there is no such folder, nor such a model of the hub") from error
     except Exception as error:  # of the net, of many kinds
         why = "HF_HUB_OFFLINE is set" if isinstance(error, OfflineModeIsEnabled) else "the hub cannot be reached"
-        raise UserError(f"it is not on this machine, and {why}: get it once while online") from error
+        raise UserError(f"it is not on this machine{trouble}, and {why}: get it once while online") from error
 
 
 def reason(error: BaseException) -> str:

@@ -135,10 +135,8 @@ def linear(width: int, priors: Tensor) -> nn.Linear:
 
 def product_logit(one: Tensor, other: Tensor) -> Tensor:
     """The logit of sigmoid(one) * sigmoid(other), also where these round to 0 or 1."""
-    if one.device.type != "mps":  # as in `probabilities`
-        one, other = one.double(), other.double()
     # 1 / product - 1 = (1 + e^-a) (1 + e^-b) - 1
-    return -torch.logaddexp(torch.logaddexp(-one, -other), -one - other).float()
+    return -torch.logaddexp(torch.logaddexp(-one, -other), -one - other)
 
 
 def merge(candidates: Sequence[Ranking], k: int) -> Ranking:

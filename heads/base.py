@@ -57,7 +57,6 @@ class Head(nn.Module, ABC):
 
     needs_tokens: bool = False  # True: refuses a backbone that has no token states
     needs_layers: int = 1  # refuses a backbone with fewer layers
-    parts: tuple[str, ...] = ()  # names of parts that rank labels on their own
 
     def __init__(self, dim: int, space: LabelSpace) -> None:
         super().__init__()
@@ -72,7 +71,7 @@ class Head(nn.Module, ABC):
         """The k best labels."""
 
     def rankings(self, features: Features, k: int) -> dict[str, Ranking]:
-        """Its own ranking, named "", and those of its `parts`, which are measured beside it."""
+        """Its own ranking, named "", and those of parts that rank labels too, by name: each is measured."""
         return {"": self.rank(features, k)}
 
     @property

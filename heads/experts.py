@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -38,8 +38,10 @@ class ExpertSettings:
         return f"{'A' if self.kind == 'label_attention' else 'D'}{self.layer}"
 
 
-class Expert(nn.Module):
+class Expert(nn.Module, ABC):
     """Logits from one layer: of blocks of documents and labels, as in a `LabelwiseHead`, or of single pairs."""
+
+    streams: int  # how many tensors `per_token` gives
 
     def __init__(self, layer: int) -> None:
         super().__init__()
@@ -62,11 +64,13 @@ class Expert(nn.Module):
 class AttentionExpert(Expert):
     """A-m: label queries attend to the tokens of layer m, and one network scores what they find."""
 
+    streams = 2
+
     def __init__(self, dim: int, space: LabelSpace, layer: int, hidden: int, label_bias: bool) -> None:
         super().__init__(layer)
         self.query = nn.Parameter(nn.init.xavier_uniform_(torch.empty(space.num_labels, dim)))
         self.first, self.last = nn.Linear(dim, hidden), nn.Linear(hidden, 1, bias=False)
-        self.bias = nn.Parameter(space.prior().logit().unsqueeze(1) if label_bias else torch.zeros(1, 1))
+        self.bias = nn.Parameter(space.prior().logit() if label_bias else torch.zeros(1))
 
     def per_token(self, features: Features) -> Tensors:
         tokens = features.states(self.layer)
@@ -74,7 +78,7 @@ class AttentionExpert(Expert):
         return tokens, tokens @ self.first.weight.T
 
     def per_label(self) -> Tensors:
-        return self.query, self.bias.expand(len(self.query), 1)
+        return self.query, self.bias if len(self.bias) > 1 else self.bias.expand(len(self.query))
 
     def score(self, tokens: Tensors, mask: Tensor | None, labels: Tensors) -> Tensor:
         return self.network(attend(labels[0], tokens[0], tokens[1], mask), labels[1])
@@ -85,17 +89,19 @@ class AttentionExpert(Expert):
 
     def network(self, attended: Tensor, bias: Tensor) -> Tensor:
         logits: Tensor = self.last((attended + self.first.bias).relu())
-        return (logits + bias).squeeze(-1)
+        return logits.squeeze(-1) + bias
 
 
 class ClsExpert(Expert):
     """D-m: a small network on the document's vector at layer m."""
 
+    streams = 1
+
     def __init__(self, dim: int, space: LabelSpace, layer: int, dropout: float) -> None:
         super().__init__(layer)
         self.first = nn.Sequential(nn.Dropout(dropout), nn.Linear(dim, dim), nn.GELU(), nn.Dropout(dropout))
         self.weight = nn.Parameter(nn.init.kaiming_uniform_(torch.empty(space.num_labels, dim), a=5**0.5))
-        self.bias = nn.Parameter(space.prior().logit().unsqueeze(1))
+        self.bias = nn.Parameter(space.prior().logit())
 
     def per_token(self, features: Features) -> Tensors:
         return (self.first(features.vector(self.layer)).unsqueeze(1),)  # the document as its only token
@@ -105,11 +111,11 @@ class ClsExpert(Expert):
 
     def score(self, tokens: Tensors, mask: Tensor | None, labels: Tensors) -> Tensor:
         weight, bias = labels
-        return tokens[0].squeeze(1) @ weight.T + bias.squeeze(1)
+        return tokens[0].squeeze(1) @ weight.T + bias
 
     def score_pairs(self, tokens: Tensors, mask: Tensor, targets: Targets) -> Tensor:
         own = tokens[0].squeeze(1)[targets.rows] * self.weight[targets.indices]
-        return own.sum(-1) + self.bias[targets.indices].squeeze(1)
+        return own.sum(-1) + self.bias[targets.indices]
 
 
 class Experts(LabelwiseHead):
@@ -170,6 +176,10 @@ class Experts(LabelwiseHead):
         self.register_buffer("counts", torch.tensor(space.counts, dtype=torch.float), persistent=False)
         self.register_buffer("diverse", torch.zeros(()))
 
+    def start_experts(self, ctx: TransitionContext) -> None:
+        """Each learns for itself; for a first stage, also one that begins with a finished run's weights."""
+        self.diverse.fill_(0)
+
     def start_diversity(self, ctx: TransitionContext) -> None:
         """From here on the diversity loss counts."""
         self.diverse.fill_(1)
@@ -193,9 +203,8 @@ class Experts(LabelwiseHead):
         """Logits of each expert (experts, docs, labels)."""
         logits = []
         for expert in self.each():
-            own = 2 if isinstance(expert, AttentionExpert) else 1
-            logits.append(expert.score(tokens[:own], mask, labels[:2]))
-            tokens, labels = tokens[own:], labels[2:]
+            logits.append(expert.score(tokens[: expert.streams], mask, labels[:2]))
+            tokens, labels = tokens[expert.streams :], labels[2:]
         return torch.stack(logits)
 
     def each(self) -> list[Expert]:
@@ -216,7 +225,8 @@ class Experts(LabelwiseHead):
         pairs = [
             expert.score_pairs(mine, features.mask, known) for expert, mine in zip(self.each(), tokens, strict=True)
         ]
-        divergences = self.divergences(torch.stack(pairs).float(), known)
+        logits = torch.stack(pairs).float()
+        divergences = self.divergences(logits if self.diversity else logits.detach(), known)
         for (j, k), kl in zip(self.pairs, divergences["kl"], strict=True):
             terms[f"kl/{self.parts[j]}/{self.parts[k]}"] = kl
         terms["loss"] = terms["bce"] - self.diversity * self.diverse * divergences["reward"]
@@ -239,7 +249,7 @@ class Experts(LabelwiseHead):
         """Of each pair of experts on the true labels (`kl`, their mean), and what diversity rewards (`reward`)."""
         if not self.pairs:
             return {"kl": logits.new_zeros(0), "reward": logits.new_zeros(())}
-        first, second = logits[[j for j, _ in self.pairs]], logits[[k for _, k in self.pairs]]  # (experts' pairs, n)
+        first, second = (torch.stack([logits[pair[side]] for pair in self.pairs]) for side in (0, 1))  # (pairs, n)
         kl = bernoulli_kl(first, second)
         reward = kl if self.max_kl is None else kl.clamp_max(self.max_kl)
         unsure = 1 - torch.maximum(first, second).detach().sigmoid()

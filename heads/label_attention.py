@@ -143,7 +143,8 @@ class LabelwiseHead(DenseHead):
         `tokens` are those of `per_token`, where they are known already.
         """
         tokens = self.per_token(features) if tokens is None else tokens
-        return labelwise_bce(self, self.score, tokens, features.mask, targets, self.negatives)
+        known = targets.below(self.num_labels)
+        return labelwise_bce(self, self.score, tokens, features.mask, known, self.negatives)
 
 
 class Labelwise(Protocol):
@@ -155,18 +156,16 @@ class Labelwise(Protocol):
 
 
 def labelwise_bce(
-    module: Labelwise, score: Score, tokens: Tensors, mask: Tensor, targets: Targets, negatives: int | None = None
+    module: Labelwise, score: Score, tokens: Tensors, mask: Tensor, known: Targets, negatives: int | None = None
 ) -> Tensor:
     """Binary cross-entropy of what `score` makes of tokens and the module's labels, block by block.
 
-    With `negatives` over the labels of the batch and so many others, weighted.
+    All labels of `known` are the module's. With `negatives` over the labels of the batch and so many others, weighted.
     """
     labels, weight = module.per_label(), None
     own = {id(tensor) for tensor in labels}
     shared = [p for p in module.parameters() if p.requires_grad and id(p) not in own]
-    num_labels = len(labels[0])
-    known = targets.below(num_labels)
-    rows, columns = known.rows, known.indices
+    num_labels, rows, columns = len(labels[0]), known.rows, known.indices
     if negatives is not None:
         chosen, weight = sample_labels(columns, num_labels, negatives)
         place = columns.new_zeros(num_labels)

@@ -59,11 +59,11 @@ class ZooModule(pl.LightningModule):
         if self.head.needs_layers > self.backbone.num_layers:
             raise UserError(
                 f"{type(self.head).__name__} reads {self.head.needs_layers} layers and {type(self.backbone).__name__} "
-                f"has {self.backbone.num_layers}: choose another backbone with --model.backbone"
+                f"has {self.backbone.num_layers}: let it read fewer, or choose another with --model.backbone"
             )
         self.make_optimizer, self.make_scheduler = optimizer, lr_scheduler
         self.val_metrics, self.test_metrics = RankingMetrics(space), RankingMetrics(space)
-        self.part_metrics = nn.ModuleDict({part: RankingMetrics(space) for part in self.head.parts})
+        self.part_metrics: dict[str, RankingMetrics] = {}  # by name of the head's part, made when it is first measured
         self.stage = Stage("main")  # `StageSchedule` moves it on
         self.finite = torch.tensor(True)
         self.averaged: dict[nn.Parameter, Tensor] = {}  # what a checkpoint has in their place; by `StageAveraging`
@@ -134,13 +134,14 @@ class ZooModule(pl.LightningModule):
     def _measure(self, metrics: RankingMetrics, batch: Batch) -> None:
         rankings = self.head.rankings(self(batch), min(self.depth, self.space.num_labels))
         for name, ranking in rankings.items():
+            if name and name not in self.part_metrics:
+                self.part_metrics[name] = RankingMetrics(self.space).to(self.device)
             measured = self.part_metrics[name] if name else metrics
-            measured.update(ranking.scores, ranking.labels, batch.targets, counted=batch.rows >= 0)  # type: ignore[operator]
+            measured.update(ranking.scores, ranking.labels, batch.targets, counted=batch.rows >= 0)
 
     def _measure_parts(self, split: str) -> None:
         """Log what matters of the head's parts, each under its name."""
         for part, metrics in self.part_metrics.items():
-            assert isinstance(metrics, RankingMetrics)
             for name, value in metrics.compute().items():
                 if name.startswith(OF_PARTS) and "/bin" not in name:
                     self.log(f"{split}/{part}/{name}", value.float())
@@ -174,6 +175,8 @@ class ZooModule(pl.LightningModule):
         make_scheduler = stage.lr_scheduler or (None if stage.optimizer else self.make_scheduler)
         try:
             optimizer = (stage.optimizer or self.make_optimizer)(stage.parameter_groups(parameters))
+            # Lightning refuses to clip for an optimizer that can unscale gradients itself, as fused ones say they can.
+            optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
             scheduler = make_scheduler(optimizer) if make_scheduler else None
         except (TypeError, ValueError) as error:
             reason = first_line(error)

@@ -53,6 +53,10 @@ def test_rates_of_the_modules(mexml):
     assert peaks == {(5e-5, 0.01), (5e-5, 0.0), (0.002, 0.01), (0.002, 0.0), (0.0003, 0.01)}
 
 
+def test_mixed_precision_with_clipping(mexml, read_metrics):
+    assert "P@1" in read_metrics(mexml(TWO, "--trainer.precision=bf16-mixed"))["metrics"]
+
+
 def test_one_expert_and_a_collaborative_loss(mexml, read_metrics):
     one = read_metrics(mexml("--name=one", "--model.head.experts=[{kind: cls, layer: -1}]"))["metrics"]
     assert one["P@1"] == one["D-1/P@1"]

@@ -55,12 +55,12 @@ def slow_logits(made, given):
             for label in range(SPACE.num_labels):
                 if name.startswith("D"):
                     x = expert.first(given.vector(expert.layer)[doc])
-                    out[e, doc, label] = x @ expert.weight[label] + expert.bias[label, 0]
+                    out[e, doc, label] = x @ expert.weight[label] + expert.bias[label]
                 else:
                     tokens = given.states(expert.layer)[doc, :length]
                     weights = (tokens @ expert.query[label]).softmax(0)
                     x = expert.first(weights @ tokens).relu()
-                    out[e, doc, label] = expert.last(x)[0] + expert.bias.expand(9, 1)[label, 0]
+                    out[e, doc, label] = expert.last(x)[0] + expert.bias.expand(9)[label]
     return out
 
 
@@ -165,6 +165,20 @@ def test_diversity_counts_only_after_its_transition():
 @pytest.mark.parametrize("made", [head(diversity=0.0), head(THREE[2:])], ids=["weight 0", "one expert"])
 def test_nothing_is_pending_without_diversity(made):
     assert made.pending == ()
+
+
+def test_a_first_stage_has_no_diversity_though_its_weights_had():
+    made, given = diverse(diversity=0.5), features()
+    made.start_experts(None)
+    terms = made.loss(given, TRUTH, "any")
+    assert terms["loss"].item() == terms["bce"].item()
+
+
+def test_biases_are_spared_by_weight_decay():
+    """Which looks at the number of dimensions."""
+    biases = {name: p.ndim for name, p in head().named_parameters() if name.endswith("bias")}
+    assert len(biases) == 6
+    assert set(biases.values()) == {1}
 
 
 def test_a_checkpoint_keeps_that_diversity_has_begun():
@@ -299,7 +313,7 @@ def test_a_query_of_zeros_takes_the_mean_of_the_tokens():
     expert = made.experts["A1"]
     expert.query.zero_()
     means = torch.stack([given.states(1)[doc, :length].mean(0) for doc, length in enumerate(LENGTHS)])
-    expected = expert.last(expert.first(means).relu()) + expert.bias.T
+    expected = expert.last(expert.first(means).relu()) + expert.bias
     torch.testing.assert_close(made(given), expected)
 
 

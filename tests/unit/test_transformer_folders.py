@@ -173,7 +173,8 @@ def test_more_layers_than_there_are_weights_for(saved):
 def test_settings_that_there_are_not(saved):
     line = refused(saved, config={"hiden_size": 3})
     assert line == "--model.backbone.config: bert has no setting 'hiden_size'; did you mean 'hidden_size'?"
-    assert "no setting 'whatever'" in refused("deberta-v2", pretrained=False, config={"whatever": 3})
+    assert "no setting 'dropout'" in refused(saved, config={"dropout": 0.1})
+    assert "did you mean 'hidden_size'" in refused("deberta-v2", pretrained=False, config={"hiden_size": 3})
 
 
 @pytest.mark.parametrize(
