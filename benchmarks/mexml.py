@@ -22,6 +22,11 @@ def experts(*chosen: str) -> str:
     return f"--model.head.experts=[{', '.join(chosen)}]"
 
 
+def only_vectors(stage: str) -> str:
+    """Rates for a head without experts that attend, which has no queries."""
+    return f"--stages.{stage}.groups={{'head.*': {{lr: 2.0e-3}}}}"
+
+
 ALL = experts(A1, A3, D)
 NO_DIVERSITY, TOGETHER = "--model.head.diversity=0", "--model.head.objective=collaborative"
 METHODS: dict[str, tuple[str, ...]] = {
@@ -31,7 +36,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "3 experts, collaborative, no diversity": (ALL, TOGETHER, NO_DIVERSITY),
     "2 experts (A1, D)": (experts(A1, D),),
     "2 experts (A1, D), no diversity": (experts(A1, D), NO_DIVERSITY),
-    "1 expert (D)": (experts(D),),
+    "1 expert (D)": (experts(D), only_vectors("experts"), only_vectors("diverse")),
     "1 expert (A1)": (experts(A1),),
 }
 RANKING = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@3", "PSP@5")
