@@ -10,6 +10,7 @@ from types import ModuleType
 import pytorch_lightning as pl
 from rich.console import Console
 from rich.table import Table
+from torch.optim.lr_scheduler import LRScheduler
 
 import backbones
 import callbacks
@@ -23,6 +24,7 @@ KINDS: dict[str, type] = {
     "backbones": backbones.Backbone,
     "datamodules": datamodules.TextDataModule,
     "callbacks": pl.Callback,
+    "schedulers": LRScheduler,
 }
 
 
@@ -38,7 +40,7 @@ def load_plugins() -> list[ModuleType]:
 
 
 def list_parts(experiments: str = "experiments") -> None:
-    """Heads, backbones, datamodules, callbacks and experiments.
+    """Heads, backbones, datamodules, callbacks, schedulers and experiments.
 
     Args:
         experiments: folder of experiment files.

@@ -1,4 +1,4 @@
-"""ME-XML's experts against numbers computed by hand and plain loops."""
+"""ME-XML's losses against numbers computed by hand and plain loops."""
 
 from __future__ import annotations
 
@@ -8,60 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
-from datamodules.errors import UserError
-from heads import Experts
-from heads.experts import ExpertSettings, bernoulli_kl, mean_of_sigmoids
-
-COUNTS = [60, 40, 30, 22, 9, 5, 4, 2, 1]
-SPACE = LabelSpace([f"l{i}" for i in range(9)], COUNTS, num_documents=80, vocab_size=30, unseen=["u"])
-TRUTH = Targets.from_lists([[0, 3], [1, 8], [], [2, 5, 9]])  # 9 is a label that training never saw
-LENGTHS = [6, 3, 1, 5]
-DIM, LAYERS = 12, 3
-THREE = [ExpertSettings("label_attention", 1), ExpertSettings("label_attention", 2), ExpertSettings("cls", -1)]
-
-
-def features(extra=0, garbage=0.0):
-    """Four documents; `extra` positions of padding, which hold `garbage`."""
-    torch.manual_seed(1)
-    mask = torch.arange(max(LENGTHS) + extra) < torch.tensor(LENGTHS).unsqueeze(1)
-    layers = []
-    for _ in range(LAYERS):
-        states = torch.full((4, max(LENGTHS) + extra, DIM), garbage)
-        states[:, : max(LENGTHS)] = torch.randn(4, max(LENGTHS), DIM)
-        layers.append(states * mask.unsqueeze(-1) + garbage * ~mask.unsqueeze(-1))
-    layers = [layer.requires_grad_() for layer in layers]
-    vectors = tuple(layer[:, 0] for layer in layers)
-    return Features(layers[-1], mask, vectors[-1], tuple(layers), vectors)
-
-
-def head(experts=THREE, seed=0, space=SPACE, dropout=0.0, **settings):
-    torch.manual_seed(seed)
-    return Experts(DIM, space, experts, hidden=7, dropout=dropout, **settings)
-
-
-def diverse(*args, **settings):
-    made = head(*args, **settings)
-    made.start_diversity(None)
-    return made
-
-
-def slow_logits(made, given):
-    """Logits (experts, docs, labels), one pair at a time."""
-    out = torch.zeros(len(made.parts), len(LENGTHS), SPACE.num_labels)
-    for e, (name, expert) in enumerate(made.experts.items()):
-        for doc, length in enumerate(LENGTHS):
-            for label in range(SPACE.num_labels):
-                if name.startswith("D"):
-                    x = expert.first(given.vector(expert.layer)[doc])
-                    out[e, doc, label] = x @ expert.weight[label] + expert.bias[label]
-                else:
-                    tokens = given.states(expert.layer)[doc, :length]
-                    weights = (tokens @ expert.query[label]).softmax(0)
-                    x = expert.first(weights @ tokens).relu()
-                    out[e, doc, label] = expert.last(x)[0] + expert.bias.expand(9)[label]
-    return out
+from heads.experts import bernoulli_kl
+from tests.unit.experts import COUNTS, THREE, TRUTH, diverse, features, head, slow_logits
 
 
 def slow_diversity(logits, counts, targets, pairs):
@@ -272,91 +221,3 @@ def test_mixed_precision_is_near_single(objective):
     assert torch.equal(scores, made.rankings(given, 3)[""].scores)  # rankings are in single precision all the same
     gradients = [torch.autograd.grad(loss, made.experts["A1"].query)[0] for loss in (exact, rough)]
     torch.testing.assert_close(*gradients, atol=0.02, rtol=0.1)
-
-
-# Rankings
-
-
-def test_the_mean_is_of_probabilities():
-    logits = torch.tensor([[2.0], [0.0]])
-    assert mean_of_sigmoids(logits).sigmoid().item() == pytest.approx(0.690399, abs=1e-6)
-    sure = mean_of_sigmoids(torch.tensor([[40.0, 50.0], [30.0, 31.0]]))
-    assert sure[1] > sure[0]  # though both probabilities round to 1
-
-
-@torch.no_grad()
-def test_rankings_of_all_and_of_each():
-    made, given = head().eval(), features()
-    logits = slow_logits(made, given)
-    rankings = made.rankings(given, 4)
-    assert list(rankings) == ["", "A1", "A2", "D-1"]
-    for ranking, scores in zip(rankings.values(), [logits.sigmoid().mean(0), *logits.sigmoid()], strict=True):
-        best = scores.topk(4)
-        assert torch.equal(ranking.labels, best.indices)
-        torch.testing.assert_close(ranking.scores, best.values)
-    own = made.rank(given, 4)
-    assert torch.equal(own.labels, rankings[""].labels)
-    torch.testing.assert_close(own.scores, rankings[""].scores)
-
-
-@torch.no_grad()
-def test_padding_does_not_matter():
-    made = head().eval()
-    plain, padded = made.rankings(features(), 9), made.rankings(features(extra=5), 9)
-    for name in plain:
-        torch.testing.assert_close(plain[name].scores, padded[name].scores)
-
-
-@torch.no_grad()
-def test_a_query_of_zeros_takes_the_mean_of_the_tokens():
-    made, given = head(THREE[:1]).eval(), features()
-    expert = made.experts["A1"]
-    expert.query.zero_()
-    means = torch.stack([given.states(1)[doc, :length].mean(0) for doc, length in enumerate(LENGTHS)])
-    expected = expert.last(expert.first(means).relu()) + expert.bias
-    torch.testing.assert_close(made(given), expected)
-
-
-@torch.no_grad()
-def test_experts_do_not_touch_each_other():
-    made, given = head().eval(), features()
-    before = made.rankings(given, 9)["D-1"].scores
-    for parameter in made.experts["A1"].parameters():
-        parameter.normal_()
-    assert torch.equal(made.rankings(given, 9)["D-1"].scores, before)
-
-
-def test_an_early_expert_trains_nothing_above_its_layer():
-    given = features()
-    head(THREE[:1]).loss(given, TRUTH, "any")["loss"].backward()
-    assert given.layers[0].grad.abs().sum() > 0
-    assert given.layers[1].grad is None
-    assert given.layers[2].grad is None
-
-
-# Settings
-
-
-@pytest.mark.parametrize(
-    ("settings", "complaint"),
-    [
-        ({"experts": []}, "at least one"),
-        ({"experts": [THREE[0], THREE[0]]}, "no two alike"),
-        ({"experts": [ExpertSettings("cls", 0)]}, "layer 0"),
-        ({"diversity": -1.0}, "diversity"),
-        ({"max_kl": -1.0}, "max_kl"),
-        ({"hidden": 0}, "hidden"),
-    ],
-)
-def test_what_cannot_be_is_refused(settings, complaint):
-    with pytest.raises(UserError, match=complaint):
-        Experts(DIM, SPACE, **settings)
-
-
-def test_what_it_needs_of_a_backbone():
-    assert (head().needs_tokens, head().needs_layers) == (True, 2)
-    assert (head(THREE[2:]).needs_tokens, head(THREE[2:]).needs_layers) == (False, 1)
-
-
-def test_two_experts_by_default_on_any_backbone():
-    assert Experts(DIM, SPACE).parts == ("A1", "D-1")
