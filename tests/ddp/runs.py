@@ -83,8 +83,7 @@ class FragileAugmentor(Mortal, PvaeAugmentor):
         super().train_pvae(ctx)
         self.meet("train_pvae")
 
-class FragileExperts(Mortal, Experts):
-    pass
+class FragileExperts(Mortal, Experts): ...
 """
 
 
