@@ -12,7 +12,7 @@ from heads.experts import ExpertSettings
 from zoo.metrics import RankingMetrics
 
 A1, D = ExpertSettings("label_attention", 1), ExpertSettings("cls", -1)
-# Chosen among four settings (weights 0.5 and 2, 80 and 150 steps). That experts gain together holds in all of them; what
+# Chosen among four settings (weights 0.5 and 2, 80 and 150 steps). That experts gain together holds in all; what
 # diversity does is small, and in the others the divergence or the recall of rare labels was a little lower with it.
 ALPHA, STEPS = 2.0, 80
 KEYWORDS, TOPICS, DIM, LENGTH = 12, 6, 24, 8
