@@ -10,6 +10,7 @@ from types import ModuleType
 import pytorch_lightning as pl
 from rich.console import Console
 from rich.table import Table
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 import backbones
@@ -17,6 +18,7 @@ import callbacks
 import datamodules
 import heads
 from datamodules.base import note
+from zoo import optimizers
 
 GROUP = "zoo.plugins"
 KINDS: dict[str, type] = {
@@ -24,6 +26,7 @@ KINDS: dict[str, type] = {
     "backbones": backbones.Backbone,
     "datamodules": datamodules.TextDataModule,
     "callbacks": pl.Callback,
+    "optimizers": Optimizer,
     "schedulers": LRScheduler,
 }
 
@@ -40,19 +43,20 @@ def load_plugins() -> list[ModuleType]:
 
 
 def list_parts(experiments: str = "experiments") -> None:
-    """Heads, backbones, datamodules, callbacks, schedulers and experiments.
+    """Heads, backbones, datamodules, callbacks, optimizers, schedulers and experiments.
 
     Args:
         experiments: folder of experiment files.
     """
     console = Console()
-    modules = [heads, backbones, datamodules, callbacks, *load_plugins()]
+    own = [heads, backbones, datamodules, callbacks, optimizers]
+    modules = [*own, *load_plugins()]
     for kind, base in KINDS.items():
         table = plain_table(kind)
         for module in modules:
             for name, member in inspect.getmembers(module, inspect.isclass):
                 if issubclass(member, base) and not inspect.isabstract(member):
-                    origin = "" if module.__name__ in KINDS else f"  \\[{module.__name__}]"
+                    origin = "" if module in own else f"  \\[{module.__name__}]"
                     table.add_row(name, first_sentence(inspect.getdoc(member)) + origin)
         console.print(table)
     table = plain_table("experiments")
