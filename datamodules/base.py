@@ -15,6 +15,7 @@ from filelock import FileLock
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
+from scipy.sparse import csr_array
 from torch.utils.data import DataLoader
 
 from datamodules.batch import Batch, LabelSpace, Targets
@@ -156,6 +157,10 @@ class TextDataModule(pl.LightningDataModule, ABC):
     def train_targets(self) -> Targets:
         """Labels of all training documents, in corpus order."""
         return self._rows("train").targets()
+
+    def train_words(self) -> csr_array:
+        """How often each training document has each token, in corpus order, (documents, vocabulary)."""
+        return self._rows("train").token_counts(self.space.vocab_size)
 
     def train_dataloader(self) -> DataLoader[Batch]:
         rows = self._rows("train")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -83,12 +84,19 @@ class EncodedRows(Dataset[Batch]):
         for i in range(self._file.num_record_batches):
             yield from self._file.get_batch(i).column("id").to_pylist()
 
+    def token_counts(self, vocab_size: int) -> csr_array:
+        """How often each document has each token, (documents, vocab_size)."""
+        starts, values = _joined(self._tokens)
+        places = np.int32 if len(values) < 2**31 else np.int64  # half the memory wherever they do
+        ones = np.ones(len(values), dtype=np.float32)
+        counts = csr_array((ones, values.astype(places, copy=False), starts.astype(places)), (len(self), vocab_size))
+        counts.sum_duplicates()
+        return counts
+
     def targets(self) -> Targets:
         """Labels of all documents."""
-        counts = np.concatenate([np.diff(labels.offsets) for labels in self._labels] or [np.zeros(0, dtype=np.int64)])
-        values = [labels.values[labels.offsets[0] : labels.offsets[-1]] for labels in self._labels]
-        indices = np.concatenate(values or [np.zeros(0)]).astype(np.int64)
-        return Targets(torch.from_numpy(np.concatenate([[0], counts.cumsum()])), torch.from_numpy(indices))
+        starts, values = _joined(self._labels)
+        return Targets(torch.from_numpy(starts), torch.from_numpy(values.astype(np.int64)))
 
     def __getitem__(self, rows: list[int]) -> Batch:
         places = [row if row >= 0 else ~row for row in rows]
@@ -107,6 +115,13 @@ def pad(tokens: list[np.ndarray], pad_id: int) -> tuple[Tensor, Tensor]:
     mask = np.arange(ids.shape[1]) < lengths[:, None]
     ids[mask] = np.concatenate(tokens)
     return torch.from_numpy(ids), torch.from_numpy(mask)
+
+
+def _joined(columns: list[_Lists]) -> tuple[np.ndarray, np.ndarray]:
+    """All lists of a column one after the other: where each starts, and their values."""
+    counts = np.concatenate([np.diff(lists.offsets) for lists in columns] or [np.zeros(0, dtype=np.int64)])
+    values = [lists.values[lists.offsets[0] : lists.offsets[-1]] for lists in columns]
+    return np.concatenate([[0], counts.cumsum()]), np.concatenate(values or [np.zeros(0, dtype=np.int32)])
 
 
 def _lists(column: pa.ListArray) -> _Lists:

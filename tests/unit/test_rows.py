@@ -127,3 +127,16 @@ def test_worker_processes_give_the_same_batches(rows):
     alone, helped = batches(0), batches(2)
     assert len(alone) == 8
     assert all(same(a, b) for a, b in zip(alone, helped, strict=True))
+
+
+def test_how_often_each_document_has_each_token(tmp_path):
+    source = [EncodedRow("a", [3, 1, 3, 3], []), EncodedRow("b", [0], [1])] * CHUNK  # more than one record batch
+    counts = store(tmp_path / "rows.arrow", source).token_counts(5)
+    assert counts.shape == (2 * CHUNK, 5)
+    assert counts.dtype == np.float32
+    assert counts[[0, 1, 2 * CHUNK - 2, 2 * CHUNK - 1]].toarray().tolist() == [[0, 1, 0, 3, 0], [1, 0, 0, 0, 0]] * 2
+    assert counts.nnz == 3 * CHUNK
+
+
+def test_no_documents_have_no_tokens(tmp_path):
+    assert store(tmp_path / "rows.arrow", []).token_counts(5).shape == (0, 5)
