@@ -3,6 +3,7 @@
 from backbones.base import Backbone, Features, WordBackbone
 from backbones.bilstm import BiLSTM
 from backbones.cnn import CNN
+from backbones.per_level import PerLevel
 from backbones.transformer import Transformer
 
-__all__ = ["CNN", "Backbone", "BiLSTM", "Features", "Transformer", "WordBackbone"]
+__all__ = ["CNN", "Backbone", "BiLSTM", "Features", "PerLevel", "Transformer", "WordBackbone"]

@@ -20,6 +20,7 @@ from datamodules.files import written_whole
 
 KS = (1, 3, 5)
 RANKING = ("P", "nDCG", "PSP", "PSnDCG", "R", "RP")
+COMMON = {*RANKING, "microF1", "macroF1", "threshold"}
 SHOWN_OF_PARTS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@3", "PSP@5")
 RANGES = {
     "oneshot": "a single one",
@@ -103,7 +104,7 @@ class RunReport(pl.Callback):
 
 
 def tables(title: str, metrics: Mapping[str, float]) -> Group:
-    """Ranking metrics, those averaged over labels by their training documents, and those of the head's parts; in %."""
+    """Ranking metrics, those averaged over labels by training documents, of the head's parts, and its own; in %."""
     ranking = Table("in %", *(f"@{k}" for k in KS))
     for name in RANKING:
         ranking.add_row(name, *(percent(metrics[f"{name}@{k}"]) for k in KS))
@@ -119,11 +120,13 @@ def tables(title: str, metrics: Mapping[str, float]) -> Group:
             column.justify = "right"
     f1 = {at: [percent(metrics[f"{kind}F1@{at}"]) for kind in ("micro", "macro")] for at in ("0.5", "tuned")}
     line = "micro-F1 {} and macro-F1 {} at {}"
+    own = [name for name in metrics if "/" not in name and name.partition("@")[0] not in COMMON]  # the head's
     return Group(
         f"\n[bold]{escape(title)}[/]",
         ranking,
         labels,
         *([parts] if parts.rows else []),
+        *([", ".join(f"{name} {percent(metrics[name])}" for name in own)] if own else []),
         line.format(*f1["0.5"], "0.5"),
         line.format(*f1["tuned"], f"{metrics['threshold']:.3f}, the threshold tuned on validation"),
     )

@@ -13,10 +13,11 @@ import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
+from scipy.sparse import csr_array
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from backbones import Features
+from backbones import Backbone, Features
 from callbacks.last import LastCheckpoint, stop_if_asked
 from callbacks.progress import tracked
 from callbacks.warmup import tell_steps
@@ -31,6 +32,8 @@ class TrainerContext:
 
     def __init__(self, trainer: Trainer, module: LightningModule, stage: str, seed: int, epoch: int = 0) -> None:
         self.trainer, self.module, self.stage, self.seed, self.epoch = trainer, module, stage, seed, epoch
+        assert isinstance(module.backbone, Backbone)
+        self.backbone, self.first = module.backbone, trainer.is_global_zero
         data = trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(data, TextDataModule):
             raise UserError(f"a transition of stage {stage!r} reads documents: that needs a datamodule of the zoo")
@@ -38,6 +41,9 @@ class TrainerContext:
 
     def train_targets(self) -> Targets:
         return self.data.train_targets()
+
+    def train_words(self) -> csr_array:
+        return self.data.train_words()
 
     @torch.no_grad()
     def train_features(self) -> Iterator[tuple[Features, Batch]]:

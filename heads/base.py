@@ -9,9 +9,10 @@ from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
+from scipy.sparse import csr_array
 from torch import Tensor, nn
 
-from backbones.base import Features
+from backbones.base import Backbone, Features
 from datamodules.batch import Batch, LabelSpace, Targets
 from datamodules.errors import UserError
 
@@ -30,10 +31,15 @@ class TransitionContext(Protocol):
     """What a head may use in a transition, between stages or epochs, which runs on every process at once."""
 
     seed: int  # of the run: draws that begin with it are the same on every process
+    first: bool  # whether this is the first process: when the transition ends, all heads become like its own
+    backbone: Backbone
     epoch: int  # within the stage, from 0; 0 on entering it
 
     def train_targets(self) -> Targets:
         """Labels of all training documents, in corpus order."""
+
+    def train_words(self) -> csr_array:
+        """How often each training document has each token, in corpus order, (documents, vocabulary)."""
 
     def train_features(self) -> Iterator[tuple[Features, Batch]]:
         """Every training document once over all processes together, in evaluation mode; `batch.rows` numbers them."""
@@ -73,6 +79,10 @@ class Head(nn.Module, ABC):
     def rankings(self, features: Features, k: int) -> dict[str, Ranking]:
         """Its own ranking, named "", and those of parts that rank labels too, by name: each is measured."""
         return {"": self.rank(features, k)}
+
+    def checks(self, features: Features, targets: Targets) -> dict[str, Tensor]:
+        """Numbers of its own for each validation and test document, (batch,), by name; NaN where there is none."""
+        return {}
 
     @property
     def pending(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
+from torchmetrics import MeanMetric
 
 from backbones import Backbone, Features
 from callbacks import Stage, WarmupDecay
@@ -19,6 +20,7 @@ from datamodules.prepare import SPLITS
 from datamodules.vocab import Vocabulary
 from heads import Head, Ranking
 from zoo.metrics import RankingMetrics
+from zoo.optimizers import check_optimizer, check_others, clip, has_rows, row_parameters, sharing
 
 MANY_TERMS = 5  # of a loss: the progress bar shows the sum alone
 OF_PARTS = ("P@", "nDCG@", "PSP@", "macroF@")  # metrics of a head's parts
@@ -64,6 +66,7 @@ class ZooModule(pl.LightningModule):
         self.make_optimizer, self.make_scheduler = optimizer, lr_scheduler
         self.val_metrics, self.test_metrics = RankingMetrics(space), RankingMetrics(space)
         self.part_metrics: dict[str, RankingMetrics] = {}  # by name of the head's part, made when it is first measured
+        self.checks: dict[str, MeanMetric] = {}  # the head's own numbers, likewise
         self.stage = Stage("main")  # `StageSchedule` moves it on
         self.finite = torch.tensor(True)
         self.averaged: dict[nn.Parameter, Tensor] = {}  # what a checkpoint has in their place; by `StageAveraging`
@@ -77,6 +80,13 @@ class ZooModule(pl.LightningModule):
     def threshold(self) -> float:
         """The score above which a label is best called true, as measured on validation documents."""
         return float(self.test_metrics.tuned_threshold)
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
+        """DDP reads them when it is made: it would send sparse gradients as such, which NCCL cannot."""
+        rows = row_parameters(self)
+        check_others({name: p for name, p in self.named_parameters() if p.requires_grad}, rows, self.stage.name)
+        return list(rows)
 
     def forward(self, batch: Batch) -> Features:
         features: Features = self.backbone(batch)
@@ -105,6 +115,11 @@ class ZooModule(pl.LightningModule):
             self.on_load_checkpoint(self.start)
             take_weights(self, self.start["state_dict"])
 
+    def on_fit_start(self) -> None:
+        if self.trainer.world_size > 1:  # DDP does it for all others
+            for parameter in row_parameters(self).values():
+                torch.distributed.broadcast(parameter.detach(), src=0)
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         stage, features = self.stage.name, self(batch)
         terms = self.head.loss(features, batch.targets, stage)
@@ -132,15 +147,23 @@ class ZooModule(pl.LightningModule):
         self._measure(self.test_metrics, batch)
 
     def _measure(self, metrics: RankingMetrics, batch: Batch) -> None:
-        rankings = self.head.rankings(self(batch), min(self.depth, self.space.num_labels))
+        features, counted = self(batch), batch.rows >= 0
+        rankings = self.head.rankings(features, min(self.depth, self.space.num_labels))
         for name, ranking in rankings.items():
             if name and name not in self.part_metrics:
                 self.part_metrics[name] = RankingMetrics(self.space).to(self.device)
             measured = self.part_metrics[name] if name else metrics
-            measured.update(ranking.scores, ranking.labels, batch.targets, counted=batch.rows >= 0)
+            measured.update(ranking.scores, ranking.labels, batch.targets, counted=counted)
+        for name, values in self.head.checks(features, batch.targets).items():
+            if name not in self.checks:
+                self.checks[name] = MeanMetric(nan_strategy="ignore").to(self.device)
+            self.checks[name].update(values[counted])
 
     def _measure_parts(self, split: str) -> None:
-        """Log what matters of the head's parts, each under its name."""
+        """Log what matters of the head's parts, each under its name, and the head's own numbers."""
+        for name, mean in self.checks.items():
+            self.log(f"{split}/{name}", mean.compute())
+            mean.reset()
         for part, metrics in self.part_metrics.items():
             for name, value in metrics.compute().items():
                 if name.startswith(OF_PARTS) and "/bin" not in name:
@@ -183,11 +206,29 @@ class ZooModule(pl.LightningModule):
             raise UserError(f"stage {stage.name!r}: optimizer or scheduler cannot be made: {reason}") from error
         if any(group["lr"] < 0 for group in optimizer.param_groups):
             raise UserError(f"stage {stage.name!r}: a learning rate is negative")
+        rows = row_parameters(self)
+        check_optimizer(optimizer, rows, f"--stages.{stage.name}.optimizer" if stage.optimizer else "--model.optimizer")
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            check_others(parameters, rows, stage.name)
         if scheduler is None:
             return {"optimizer": optimizer}
         interval = "step" if isinstance(scheduler, WarmupDecay) else stage.lr_interval
         config = {"scheduler": scheduler, "interval": interval, "monitor": stage.monitor}
         return {"optimizer": optimizer, "lr_scheduler": config}
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        # In `on_before_optimizer_step` a scaler has looked for infinite gradients already: each process for its own.
+        closure = sharing(self, optimizer_closure) if self.trainer.world_size > 1 else optimizer_closure
+        super().optimizer_step(epoch, batch_idx, optimizer, closure)
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if any(has_rows(p) for p in parameters):
+            clip(parameters, gradient_clip_val or 0, gradient_clip_algorithm or "norm")
+        else:
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         for name, parameter in self.named_parameters(remove_duplicate=False):

@@ -21,6 +21,8 @@ SMALL = "{hidden_size: 8, num_hidden_layers: 6, num_attention_heads: 2, intermed
 OWN = {
     "PvaeAugmentor": ["--model.head.head_count=10", "--model.head.pvae.epochs=2"],
     "AdaptiveClusters": ["--model.head.hidden=8"],
+    "LightXML": ["--model.head.tree.clusters=4"],
+    "PLT": ["--model.head.tree.clusters=4"],
     "Transformer": [
         "--model.backbone.name=bert",
         "--model.backbone.pretrained=false",

@@ -8,13 +8,15 @@ import pkgutil
 
 import pytest
 import torch
+from scipy.sparse import csr_array
 
 import backbones
 import heads
-from backbones import Backbone
+from backbones import Backbone, BiLSTM
 from datamodules.batch import Batch, LabelSpace, Targets
 from datamodules.errors import UserError
 from heads import Head
+from heads.plt import TreeSettings
 
 SPACE = LabelSpace(
     [f"l{i}" for i in range(9)], [60, 40, 30, 22, 9, 5, 3, 2, 1], num_documents=80, vocab_size=30, unseen=["u"]
@@ -36,17 +38,20 @@ ENCODER = {
 OWN = {
     "AttentionXML": {"hidden": [8]},
     "CNN": {"dim": 12},
+    "LightXML": {"tree": TreeSettings(clusters=4), "beam": 4},
     "Linear": {"hidden": None},
+    "PLT": {"hidden": [8], "tree": TreeSettings(clusters=4), "beam": 4},
+    "PerLevel": {"encoder": lambda space: build(BiLSTM, space)},
     "PvaeAugmentor": {"feat_dim": 8, "pvae_hidden": 8, "latent": 4},
     "Transformer": {"name": "bert", "pretrained": False, "config": ENCODER},
 }
 # Parameters whose gradient is zero by design: a softmax does not change when all scores are shifted.
 SHIFTS = {"pool.score.bias", "attention.self.key.bias"}
-# Parameters that train only after the head's transitions.
-LATER = {"PrototypeTransfer": {"head.tail"}}
+# Parameters, by the beginnings of their names, that train only after transitions.
+LATER = {"PrototypeTransfer": "head.tail", "PerLevel": "backbone.encoders.1."}
 # Heads of token states alone, and where backbones have parameters for the pooled vector, which these leave untrained.
-TOKENS_ONLY = {"AttentionXML", "LSAN", "PvaeAugmentor"}
-POOLED = ("backbone.pool.", "backbone.bottleneck.")
+TOKENS_ONLY = {"AttentionXML", "LSAN", "PLT", "PvaeAugmentor"}
+POOLED = ("backbone.pool.", "backbone.bottleneck.", "backbone.encoders.0.pool.")
 
 
 def concrete(package, base):
@@ -97,13 +102,19 @@ class Context:
     """A transition over one batch that holds all training documents."""
 
     seed = epoch = 0
+    first = True
 
     def __init__(self, pair, batch):
         self.pair, self.batch, self.logged = pair, batch, {}
+        self.backbone = pair.backbone
 
     def train_targets(self):
         known = self.batch.targets.dense(SPACE.num_labels)
         return Targets.from_lists([row.nonzero().flatten().tolist() for row in known])
+
+    def train_words(self):
+        counts = torch.zeros(len(self.batch), SPACE.vocab_size)
+        return csr_array(counts.scatter_add(1, self.batch.ids, self.batch.mask.float()).numpy())
 
     @torch.no_grad()
     def train_features(self):
@@ -196,17 +207,21 @@ def test_padding_changes_nothing(backbone, head):
 
 @pairs
 def test_every_trainable_parameter_gets_a_gradient(backbone, head):
-    check_gradients(Pair(backbone, head), documents(), later=LATER.get(head.__name__, set()))
+    check_gradients(Pair(backbone, head), documents(), later_of(backbone, head))
 
 
-def check_gradients(pair, batch, later=frozenset()):
+def later_of(*kinds):
+    return tuple(LATER[kind.__name__] for kind in kinds if kind.__name__ in LATER)
+
+
+def check_gradients(pair, batch, later=()):
     pair.train().zero_grad()
     pair.loss(batch).backward()
     trainable = {name: p for name, p in pair.named_parameters() if p.requires_grad}
     unused = POOLED if type(pair.head).__name__ in TOKENS_ONLY else ()
     assert trainable
     for name, parameter in trainable.items():
-        if name in later or name.startswith(unused):
+        if name.startswith((*later, *unused)):
             assert parameter.grad is None or not parameter.grad.any(), name
             continue
         assert parameter.grad is not None, name
@@ -221,7 +236,7 @@ def test_training_goes_on_after_the_transitions(backbone, head):
     train(pair, batch, steps=3)
     logged = enter(pair, batch)
     assert all(isinstance(value, float) for value in logged.values())
-    check_gradients(pair, batch)
+    check_gradients(pair, batch, later_of(backbone))
     losses = train(pair, batch)
     assert torch.tensor(losses).isfinite().all()
     assert losses[-1] < losses[0]

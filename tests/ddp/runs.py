@@ -47,7 +47,7 @@ FRAGILE = """
 import os, signal
 from collections import Counter
 import torch
-from heads import Experts, PrototypeTransfer, PvaeAugmentor
+from heads import PLT, Experts, LightXML, PrototypeTransfer, PvaeAugmentor
 
 class Mortal:
     seen = Counter()
@@ -84,6 +84,17 @@ class FragileAugmentor(Mortal, PvaeAugmentor):
         self.meet("train_pvae")
 
 class FragileExperts(Mortal, Experts): ...
+
+class FragileTree(Mortal, PLT):
+    def build_tree(self, ctx):
+        super().build_tree(ctx)
+        self.meet("build_tree")
+
+    def start_next_level(self, ctx):
+        super().start_next_level(ctx)
+        self.meet("start_next_level")
+
+class FragileLightXML(Mortal, LightXML): ...
 """
 
 
@@ -102,7 +113,7 @@ def only_run(tmp_path: Path, name: str) -> Path:
 def assert_same_run(one: Path, other: Path) -> None:
     files = [sorted(path.name for path in (run / "checkpoints").glob("*.ckpt")) for run in (one, other)]
     assert files[0] == files[1]
-    assert {"last.ckpt", "best.ckpt"} < set(files[0])
+    assert {"last.ckpt", "best.ckpt"} <= set(files[0])
     for file in files[0]:
         first, second = (read_checkpoint(run / "checkpoints" / file) for run in (one, other))
         assert first["global_step"] == second["global_step"]

@@ -1,0 +1,143 @@
+"""One label tree: candidates of a document from level to level, in training and in search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.base import Features
+from datamodules.batch import Targets
+from heads.candidates import Level
+from heads.label_tree import ancestor, children
+
+
+class LabelTree(nn.Module):
+    """One tree: clusters as plain arrays, and what scores the nodes of each level, top first, labels last.
+
+    Args:
+        widths: nodes of each level of clusters.
+        num_labels: its leaves.
+        make_level: what scores so many nodes, given their number and that of the level, from 0.
+    """
+
+    cluster_of: Tensor  # (num_labels,) at the lowest level; one of a level above is its `ancestor`
+    labels_of: Tensor  # (clusters, most) labels of each, ascending, then -1
+
+    def __init__(self, widths: Sequence[int], num_labels: int, make_level: Callable[[int, int], Level]) -> None:
+        super().__init__()
+        self.widths = [*widths, num_labels]
+        self.levels = nn.ModuleList(make_level(nodes, depth) for depth, nodes in enumerate(self.widths))
+        clusters = torch.arange(num_labels) * widths[-1] // num_labels  # of labels of like frequency, for a start
+        self.register_buffer("cluster_of", clusters)
+        self.register_buffer("labels_of", children(clusters, widths[-1]))
+
+    @property
+    def last(self) -> int:
+        return len(self.levels) - 1
+
+    def level(self, depth: int) -> Level:
+        level = self.levels[depth]
+        assert isinstance(level, Level)
+        return level
+
+    def plant(self, cluster_of: Tensor) -> None:
+        """Take these clusters."""
+        self.cluster_of.copy_(cluster_of)
+        self.labels_of.copy_(children(cluster_of, self.widths[-2]))
+
+    def nodes_of(self, labels: Tensor, depth: int) -> Tensor:
+        """The nodes of a level that have these labels under them."""
+        return labels if depth == self.last else ancestor(self.cluster_of[labels], self.widths[-2], self.widths[depth])
+
+    def truth(self, targets: Targets, depth: int) -> Tensor:
+        """Pairs of a document and a node that is true of it, as sorted numbers: one with a true child is true."""
+        pairs: Tensor = torch.unique(targets.rows * self.widths[depth] + self.nodes_of(targets.indices, depth))
+        return pairs
+
+    def is_true(self, nodes: Tensor, truth: Tensor, depth: int) -> Tensor:
+        """Which of these nodes (docs, n) are true of their documents."""
+        if not len(truth):
+            return torch.zeros_like(nodes, dtype=torch.bool)
+        pairs = nodes + torch.arange(len(nodes), device=nodes.device).unsqueeze(1) * self.widths[depth]
+        place = torch.searchsorted(truth, pairs).clamp_max(len(truth) - 1)
+        return (truth[place] == pairs) & (nodes >= 0)
+
+    def all_nodes(self, docs: int, depth: int) -> Tensor:
+        return torch.arange(self.widths[depth], device=self.cluster_of.device).expand(docs, -1)
+
+    def certain(self) -> Tensor:
+        """The root's log-probability."""
+        return torch.zeros(1, 1, device=self.cluster_of.device)
+
+    def below(self, nodes: Tensor, path: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        """Children of nodes (docs, n), -1 for those of none, and their parents' log-probabilities, (docs, any)."""
+        if depth + 1 == self.last:
+            found = self.labels_of[nodes.clamp_min(0)]
+        else:
+            fanout = self.widths[depth + 1] // self.widths[depth]
+            found = nodes.unsqueeze(-1) * fanout + torch.arange(fanout, device=nodes.device)
+        found = found.where(nodes.unsqueeze(-1) >= 0, -1)
+        return found.flatten(1), path.unsqueeze(-1).expand(found.shape).flatten(1)
+
+    def losses(self, features: Features, targets: Targets, beam: int, only: int | None) -> list[Tensor]:
+        """Cross-entropy of each level, or of `only` one, summed over candidates and documents.
+
+        The candidates of a level are the children of the nodes that the level above finds most likely now, and of
+        all true ones.
+        """
+        nodes, path = self.all_nodes(len(targets), 0), self.certain()
+        losses = []
+        for depth in range(self.last + 1 if only is None else only + 1):
+            level, true = self.level(depth), self.is_true(nodes, self.truth(targets, depth), depth)
+            some = nodes if depth else None
+            if only is None or depth == only:
+                loss, logits = level.loss(features, some, true, nodes >= 0)
+                losses.append(loss)
+            else:
+                logits = level.logits(features, some)
+            if depth < self.last:
+                nodes, kept = likely(nodes, path + F.logsigmoid(logits), beam, true)
+                nodes, path = self.below(nodes, kept, depth)
+        return losses
+
+    def search(self, features: Features, beam: int, trained: int, to: int | None = None) -> tuple[Tensor, Tensor]:
+        """Candidates (docs, n) of the last level, or of level `to`, and their log-probabilities; -1 and -inf fill up.
+
+        Levels that are not trained yet, from `trained` on, say nothing: children are as likely as their parent.
+        """
+        nodes, path = self.all_nodes(len(features.mask), 0), self.certain()
+        for depth in range(self.last + 1 if to is None else to + 1):
+            if depth < trained:
+                path = path + F.logsigmoid(self.level(depth).logits(features, nodes if depth else None))
+            path = path.expand(nodes.shape).masked_fill(nodes < 0, -torch.inf)
+            if depth != to and depth < self.last:
+                nodes, path = self.below(*likely(nodes, path, beam), depth)
+        return nodes, path
+
+
+def likely(nodes: Tensor, path: Tensor, beam: int, true: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The nodes (docs, n) of the highest log-probabilities, and these; -1 and -inf fill up.
+
+    With `true` ones they are those first, all of them, and the most likely others as far as `beam` has room.
+    """
+    score = path.masked_fill(nodes < 0, -torch.inf)
+    room = torch.full((len(nodes), 1), beam, device=nodes.device)
+    if true is not None:
+        score = score.masked_fill(true, torch.inf)
+        room = true.sum(1, keepdim=True).clamp_min(beam)
+    size = min(beam if true is None else int(room.max()), nodes.shape[1])
+    best = score.topk(size, dim=1)
+    kept = (best.values > -torch.inf) & (torch.arange(size, device=nodes.device) < room)
+    return nodes.gather(1, best.indices).where(kept, -1), path.gather(1, best.indices).where(kept, -torch.inf)
+
+
+def averaged(found: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Labels of several trees, each once, and the logarithm of their mean probability; not found counts as 0."""
+    labels, order = torch.cat([labels for labels, _ in found], dim=1).sort(dim=1)
+    chance = torch.cat([path for _, path in found], dim=1).gather(1, order).exp()
+    place = F.pad(labels[:, 1:] != labels[:, :-1], (1, 0)).cumsum(1)  # the same for the same label
+    total = torch.zeros_like(chance).scatter_add_(1, place, chance)
+    return torch.full_like(labels, -1).scatter_(1, place, labels), (total / len(found)).log()

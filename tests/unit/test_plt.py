@@ -1,0 +1,284 @@
+"""Tree heads against their equations, one document and one node at a time."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from datamodules.batch import LabelSpace, Targets
+from datamodules.errors import UserError
+from heads import PLT, LightXML
+from heads.plt import TreeSettings
+from heads.tree_search import likely
+from tests.unit.trees import DIM, LABELS, SHAPES, SPACE, TRUTH, features, logit, made, path_of, probability, targets
+
+kinds = pytest.mark.parametrize("kind", [PLT, LightXML])
+shapes = pytest.mark.parametrize("tree", SHAPES, ids=["one-level", "two-levels", "three-trees"])
+KNOWN = [[label for label in row if label < LABELS] for row in TRUTH]
+
+
+def candidates(head, given, truth=None):
+    """Of each level, with the labels of documents or without, by tree: (nodes, true)."""
+    found = []
+    for tree in head.trees:
+        known = (targets() if truth is None else truth).below(LABELS)
+        nodes, path, levels = tree.all_nodes(len(known), 0), 0.0, []
+        for depth, level in enumerate(tree.levels):
+            true = tree.is_true(nodes, tree.truth(known, depth), depth)
+            levels.append((nodes, true))
+            if depth < tree.last:
+                path = path + F.logsigmoid(level.logits(given, nodes if depth else None))
+                nodes, path = tree.below(*likely(nodes, path, head.beam, true), depth)
+        found.append(levels)
+    return found
+
+
+def test_probability_of_a_path():
+    """Half a chance of the cluster, 0.4 of the label within it: 0.2; and siblings do not add up to one."""
+    head = made(LightXML, TreeSettings(clusters=4), beam=4)
+    (tree,) = head.trees
+    for level, chance in zip(tree.levels, (0.5, 0.4), strict=True):
+        torch.nn.init.zeros_(level.table.weight)
+        level.table.weight.data[:, -1] = torch.tensor(chance).logit()
+    ranking = head.rank(features(), LABELS)
+    assert torch.allclose(ranking.scores, torch.tensor(0.2))
+    assert ranking.scores[0].sum() > 1
+
+
+@shapes
+def test_a_node_is_true_if_a_child_is(tree):
+    for planted in made(tree=tree).trees:
+        for depth, width in enumerate(planted.widths):
+            nodes = planted.all_nodes(len(TRUTH), depth)
+            got = planted.is_true(nodes, planted.truth(targets().below(LABELS), depth), depth)
+            expected = torch.zeros(len(TRUTH), width, dtype=torch.bool)
+            for doc, labels in enumerate(KNOWN):
+                for label in labels:
+                    expected[doc, path_of(planted, label)[depth]] = True
+            assert torch.equal(got, expected)
+
+
+@kinds
+@shapes
+def test_a_beam_as_wide_as_the_tree_ranks_as_all_labels_at_once(kind, tree):
+    head, given = made(kind, tree, beam=64), features()
+    dense = torch.stack(
+        [
+            torch.stack(
+                [torch.stack([probability(t, given, d, label) for t in head.trees]).mean() for label in range(LABELS)]
+            )
+            for d in range(len(TRUTH))
+        ]
+    )
+    scores, labels = dense.sort(dim=1, descending=True)
+    got = head.rank(given, LABELS)
+    assert torch.allclose(got.scores, scores, atol=1e-6)
+    assert torch.equal(got.labels, labels)
+
+
+@kinds
+@shapes
+def test_loss_and_gradients_equal_a_slow_loop(kind, tree):
+    head, given = made(kind, tree), features()
+    terms = head.loss(given, targets(), "train")
+    by_level = torch.zeros(len(head.widths) + 1)
+    for planted, levels in zip(head.trees, candidates(head, given), strict=True):
+        for depth, (nodes, _) in enumerate(levels):
+            for doc, row in enumerate(nodes.tolist()):
+                true = {path_of(planted, label)[depth] for label in KNOWN[doc]}
+                for node in row:
+                    if node >= 0:
+                        score = logit(planted.levels[depth], given, doc, node)
+                        by_level[depth] = by_level[depth] + F.softplus(score) - score * (node in true)
+    by_level = by_level / (len(TRUTH) * len(head.trees))
+    assert terms["clusters"].item() == pytest.approx(by_level[:-1].sum().item(), rel=1e-5)
+    assert terms["labels"].item() == pytest.approx(by_level[-1].item(), rel=1e-5)
+    assert terms["loss"].item() == pytest.approx(by_level.sum().item(), rel=1e-5)
+    tensors = [given.tokens, *head.parameters()]
+    grads = (torch.autograd.grad(loss, tensors, allow_unused=True) for loss in (terms["loss"], by_level.sum()))
+    for one, other in zip(*grads, strict=True):
+        assert torch.allclose(one, torch.zeros_like(one) if other is None else other, atol=1e-5)
+
+
+@shapes
+def test_candidates_have_every_label_of_the_document_whatever_the_clusters_say(tree):
+    """Also where the clusters of its labels are the least likely, and where there are more of them than the beam."""
+    truth = [list(range(LABELS)), [1], [], [7, 8, 9, 10, 11, 12], [3]]
+    for beam in (1, 3):
+        head, given = made(LightXML, tree, beam), features()
+        for planted in head.trees:
+            for depth, level in enumerate(planted.levels[:-1]):
+                torch.nn.init.zeros_(level.table.weight)
+                for label in {label for labels in truth[1:] for label in labels}:
+                    level.table.weight.data[path_of(planted, label)[depth], -1] = -100.0
+        for levels in candidates(head, given, targets(truth)):
+            for nodes, true in levels[-1:]:
+                for doc, labels in enumerate(truth):
+                    assert set(labels) <= set(nodes[doc].tolist())
+                    assert sorted(nodes[doc][true[doc]].tolist()) == labels  # each once, each marked
+
+
+def test_a_constant_more_or_less_changes_no_candidate():
+    head, given = made(), features()
+    before = candidates(head, given)[0][-1][0]
+    with torch.no_grad():
+        head.trees[0].levels[0].rest[-1].bias += 3.0
+    assert torch.equal(candidates(head, given)[0][-1][0], before)
+
+
+def test_candidates_of_a_document_do_not_depend_on_others():
+    """A batch mate with labels in all clusters makes room for itself alone."""
+    head, given = made(beam=2), features()
+    alone, beside = ([[1], [], [0], [2], [3]], [[1], list(range(LABELS)), [0], [2], [3]])
+    one, other = (candidates(head, given, targets(truth))[0][-1][0] for truth in (alone, beside))
+    for doc in (0, 2, 3, 4):
+        assert [n for n in one[doc].tolist() if n >= 0] == [n for n in other[doc].tolist() if n >= 0]
+
+
+def test_the_loss_of_labels_does_not_reach_the_clusters():
+    head = made(cluster_weight=0.0)
+    head.loss(features(), targets(), "train")["loss"].backward()
+    clusters, labels = head.trees[0].levels
+    assert all(not p.grad.any() for p in clusters.parameters())
+    assert all(p.grad.any() for p in labels.parameters())
+
+
+def test_both_losses_reach_the_encoder():
+    for weight, part in ((0.0, "labels"), (1.0, "clusters")):
+        head, given = made(cluster_weight=weight), features()
+        terms = head.loss(given, targets(), "train")
+        (grad,) = torch.autograd.grad(terms[part], given.tokens)
+        assert grad.any()
+
+
+def test_candidates_change_as_the_clusters_learn_and_do_not_where_these_stay():
+    head, given = made(beam=2), features()
+    before = candidates(head, given)[0][-1][0]
+    for depth, changes in ((1, False), (0, True)):
+        changed = deepcopy(head)
+        optimizer = torch.optim.SGD(changed.trees[0].levels[depth].parameters(), lr=1.0)
+        changed.loss(given, targets(), "train")["loss"].backward()
+        optimizer.step()
+        after = candidates(changed, given)[0][-1][0]
+        assert torch.equal(after, before) != changes
+
+
+def test_a_ranking_names_each_label_once_and_fills_up():
+    head = made(beam=2)
+    ranking = head.rank(features(), LABELS)
+    for labels, scores in zip(ranking.labels.tolist(), ranking.scores.tolist(), strict=True):
+        known = [label for label in labels if label >= 0]
+        assert len(set(known)) == len(known) <= 6  # two clusters of at most three labels
+        assert labels[len(known) :] == [-1] * (LABELS - len(known))
+        assert all(score == 0 for score in scores[len(known) :])
+
+
+def test_trees_that_do_not_find_a_label_count_as_nought():
+    head, given = made(tree=SHAPES[2], beam=1), features()
+    got = head.rank(given, LABELS)
+    for doc in range(len(TRUTH)):
+        expected = torch.zeros(LABELS)
+        for tree in head.trees:
+            chances = [logit(tree.levels[0], given, doc, node).item() for node in range(4)]
+            found = max(range(4), key=chances.__getitem__)
+            for label in range(LABELS):
+                if int(tree.cluster_of[label]) == found:
+                    expected[label] += probability(tree, given, doc, label).item() / 3
+        known = got.labels[doc] >= 0
+        assert torch.allclose(got.scores[doc][known], expected[got.labels[doc][known]], atol=1e-6)
+        assert int(known.sum()) == int((expected > 0).sum())
+
+
+@kinds
+@shapes
+def test_sparse_gradients_are_the_dense_ones(kind, tree):
+    grads = []
+    for above in (10**6, 5):
+        head = made(kind, tree, sparse_above=above)
+        head.loss(features(), targets(), "train")["loss"].backward()
+        grads.append({name: p.grad for name, p in head.named_parameters()})
+    assert any(grad.is_sparse for grad in grads[1].values())
+    assert not any(grad.is_sparse for grad in grads[0].values())
+    for name, grad in grads[1].items():
+        assert torch.allclose(grad.to_dense() if grad.is_sparse else grad, grads[0][name], atol=1e-6), name
+
+
+def test_shares_that_the_beam_finds():
+    head, given = made(beam=2), features()
+    (tree,) = head.trees
+    got = head.checks(given, targets())
+    for doc, labels in enumerate(KNOWN):
+        chances = [logit(tree.levels[0], given, doc, node).item() for node in range(8)]
+        beam = sorted(range(8), key=chances.__getitem__)[-2:]
+        true = {int(tree.cluster_of[label]) for label in labels}
+        if not labels:
+            assert got["clusters@beam"][doc].isnan()
+            assert got["labels@beam"][doc].isnan()
+            continue
+        assert got["clusters@beam"][doc].item() == pytest.approx(len(true & set(beam)) / len(true))
+        found = sum(int(tree.cluster_of[label]) in beam for label in labels)
+        assert got["labels@beam"][doc].item() == pytest.approx(found / len(labels))
+
+
+def test_lightxml_reads_the_last_layers_side_by_side():
+    head, given = made(LightXML, layers=2), features(layers=3)
+    level = head.trees[0].levels[0]
+    assert level.table.embedding_dim == 2 * DIM + 1
+    got = level.logits(given, None)
+    assert torch.allclose(got[1, 5], logit(level, given, 1, 5), atol=1e-5)
+    assert head.needs_layers == 2
+
+
+def test_documents_without_known_labels_have_a_loss_too():
+    head = made()
+    assert head.loss(features(2), Targets.from_lists([[], [LABELS]]), "train")["loss"].isfinite()
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"beam": 0}, r"--model\.head\.beam=0 is too low"),
+        ({"cluster_weight": -1.0}, r"--model\.head\.cluster_weight=-1\.0 is too low"),
+        ({"hidden": []}, r"--model\.head\.hidden=\[\]: give the width"),
+        ({"tree": TreeSettings(count=0)}, r"--model\.head\.tree\.count=0 is too low"),
+        ({"tree": TreeSettings(clusters=6)}, r"--model\.head\.tree\.clusters=6 is not a power of two"),
+        ({"tree": TreeSettings(clusters=32)}, r"--model\.head\.tree\.clusters=32 is not a power of two from 2 to 23"),
+        ({"tree": TreeSettings(fanout=3)}, r"--model\.head\.tree\.fanout=3 is not a power of two"),
+        ({"tree": TreeSettings(height=0)}, r"--model\.head\.tree\.height=0 is too low"),
+    ],
+)
+def test_settings_that_cannot_be(settings, line):
+    with pytest.raises(UserError, match=line):
+        PLT(DIM, SPACE, **settings)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the number of elements of the largest tensor that any operation makes."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        self.numel = max([self.numel, *(t.numel() for t in tree_leaves(made) if isinstance(t, torch.Tensor))])
+        return made
+
+
+@kinds
+def test_nothing_has_the_size_of_documents_times_labels(kind):
+    docs, labels = 64, 100_000
+    space = LabelSpace([str(i) for i in range(labels)], [3] * labels, 1000, 9)
+    head = kind(
+        DIM, space, hidden=[8] if kind is PLT else 4, tree=TreeSettings(clusters=2048, height=2), sparse_above=999
+    )
+    truth = Targets.from_lists([[7 * doc, 400 * doc] for doc in range(docs)])
+    with Largest() as largest:
+        head.loss(features(docs), truth, "train")["loss"].backward()
+        head.eval().rank(features(docs), 100)
+        head.checks(features(docs), truth)
+    assert 0 < largest.numel < docs * labels / 6
+    assert head.trees[0].levels[-1].table.weight.grad.is_sparse
