@@ -65,7 +65,7 @@ class Level(nn.Module, ABC):
     def logits(self, features: Features, nodes: Tensor | None) -> Tensor:
         """Logits (docs, n) of candidates, or of all nodes, without a gradient."""
         tokens, mask = self.per_token(features)
-        table, place = self._rows(nodes)
+        table, place = self.table.weight, None if nodes is None else nodes.clamp_min(0)
         width = len(table) if place is None else place.shape[1]
         return torch.cat(
             [

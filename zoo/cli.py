@@ -34,8 +34,14 @@ from zoo.module import ZooModule
 from zoo.parser import OneLineParser, fail, resolve_files, spell_out
 from zoo.predict import predict
 from zoo.runs import WandbSettings, close_run, drop_rows_after, make_loggers, run_folder
+from zoo.tree import show_tree
 
-VERBS: dict[str, Callable[..., None]] = {"predict": predict, "add-labels": add_labels, "list": list_parts}
+VERBS: dict[str, Callable[..., None]] = {
+    "predict": predict,
+    "add-labels": add_labels,
+    "tree": show_tree,
+    "list": list_parts,
+}
 TRAINER_DEFAULTS = {"use_distributed_sampler": False}  # the zoo's own sampler shares rows among ranks
 SILENCED = (
     "LightningCLI's args parameter",  # meant for scripts
@@ -48,7 +54,7 @@ SILENCED = (
 )
 DESCRIPTION = (
     "Train and test; further commands: predict (label documents), add-labels (new labels without retraining), "
-    "list (what there is to choose from)."
+    "tree (which labels a label tree has put together), list (what there is to choose from)."
 )
 BEST = {"monitor": "val/nDCG@5", "mode": "max", "filename": "best", "enable_version_counter": False}
 SHARDED = ("fsdp", "deepspeed", "xla", "single_xla")  # strategies that the stages cannot serve

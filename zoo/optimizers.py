@@ -14,6 +14,8 @@ from torch.optim.optimizer import ParamsT
 
 from datamodules.errors import UserError
 
+ROWS = {"cpu": 1024}  # that are moved at a time: few enough for a processor's cache
+
 
 class RowAdam(torch.optim.AdamW):
     """Adam that moves only the rows which have a gradient, where gradients are sparse; elsewhere it is AdamW.
@@ -70,15 +72,17 @@ class RowAdam(torch.optim.AdamW):
         state = self.state[parameter] or self._begin(group, parameter)
         state["step"] += 1
         step, lr, (beta1, beta2) = float(state["step"]), float(group["lr"]), group["betas"]
-        (rows,), values = gradient._indices(), gradient._values()
-        mean, square, weights = (t.index_select(0, rows) for t in (state["exp_avg"], state["exp_avg_sq"], parameter))
-        mean.add_((values - mean).mul_(1 - beta1))
-        square.add_(values.square().sub_(square).mul_(1 - beta2))
-        state["exp_avg"].index_copy_(0, rows, mean)
-        state["exp_avg_sq"].index_copy_(0, rows, square)
         size = lr * math.sqrt(1 - beta2**step) / (1 - beta1**step)
-        weights.mul_(1 - lr * group["weight_decay"]).sub_(mean.div_(square.sqrt_().add_(group["eps"])).mul_(size))
-        parameter.index_copy_(0, rows, weights)
+        block = ROWS.get(parameter.device.type, len(parameter))
+        for rows, values in zip(gradient._indices()[0].split(block), gradient._values().split(block), strict=True):
+            parts = (state["exp_avg"], state["exp_avg_sq"], parameter)
+            mean, square, weights = (part.index_select(0, rows) for part in parts)
+            mean.add_((values - mean).mul_(1 - beta1))
+            square.add_(values.square().sub_(square).mul_(1 - beta2))
+            state["exp_avg"].index_copy_(0, rows, mean)
+            state["exp_avg_sq"].index_copy_(0, rows, square)
+            weights.mul_(1 - lr * group["weight_decay"]).sub_(mean.div_(square.sqrt_().add_(group["eps"])).mul_(size))
+            parameter.index_copy_(0, rows, weights)
 
     def _begin(self, group: dict[str, Any], parameter: nn.Parameter) -> dict[str, Tensor]:
         """A state as Adam's: the parameter may have a dense gradient another time."""

@@ -1,0 +1,426 @@
+"""How a training step, peak memory and the time of a ranking grow with the number of labels: a label tree, dense heads.
+
+    python benchmarks/label_scale.py --out FOLDER [--sizes 4000 ... 670000] [--heads PLT ...] [--plot FILE.svg]
+
+The corpora are the built-in generator's, 60,000 documents each. The encoder is a small BiLSTM with 30,000 words at
+most. `PLT` has clusters of 100 labels at most and 16 children of a node; levels are put on top until
+the highest has 64 nodes at most, so that each level costs the same and their number is a logarithm. Dense heads
+score all labels. Beyond 100,000 labels gradients of the tree's are those of candidates alone, and `RowAdam` trains it;
+dense heads have fused Adam.
+
+Each measurement is a process of its own, which may take --limit_gb. A step is forward, backward, clipping and update of
+a batch of 40; the encoder's part is its forward and backward. Documents keep 5 labels at most there, for the generator
+gives them more as labels become many; a step with all of them stands beside it. A ranking is the 5 best labels, the
+encoder included. Times are medians, of the clock or, with --cpu_time, of the processor: on a busy machine these still
+mean something, if OMP_NUM_THREADS is 1. The tree is built in a process before, whose seconds and memory are told apart.
+What is measured goes to results.jsonl in --out: a second run repeats only what is missing there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jobs import markdown
+from torch import Tensor, nn
+
+from backbones import BiLSTM, Features
+from datamodules import Batch, LabelSpace, Sample, Targets
+from heads import PLT, AttentionXML, Head, Linear
+from heads.label_tree import balanced_clusters, level_widths, pifa, tfidf
+from heads.plt import TreeSettings
+from heads.tree_search import LabelTree
+from zoo.optimizers import RowAdam, clip
+
+SIZES = (4_000, 30_000, 130_000, 670_000)
+HEADS = ("PLT", "AttentionXML", "Linear")
+BATCH, BEAM, FANOUT, TOP = 40, 16, 16, 64
+CLIP = 5.0  # as in experiments/parts/trainer.yaml
+LABELS = 5  # of a document in a step
+COLOURS = {"PLT": "#0072B2", "AttentionXML": "#D55E00", "Linear": "#009E73", "encoder": "#666666"}  # Okabe and Ito's
+Row = dict[str, Any]
+
+
+# --- what is measured, each in a process of its own
+
+
+def corpus(options: Any) -> Sample:
+    settings = {"max_length": 100, "max_words": 30_000, "batch_size": BATCH, "eval_batch_size": BATCH}
+    return Sample(options.documents, options.labels, words_per_document=80, **settings)
+
+
+def tree_shape(num_labels: int, max_leaf: int) -> TreeSettings:
+    """As many levels as leave the highest with `TOP` nodes or fewer."""
+    height = 1
+    while level_widths(num_labels, None, max_leaf, height, FANOUT)[0] > TOP:
+        height += 1
+    return TreeSettings(max_leaf=max_leaf, height=height, fanout=FANOUT)
+
+
+def clusters_file(options: Any) -> Path:
+    return Path(options.out) / f"clusters-{options.labels}.npy"
+
+
+def build_tree(options: Any) -> Row:
+    data = corpus(options)
+    shape = tree_shape(options.labels, options.max_leaf)
+    widths = level_widths(options.labels, None, shape.max_leaf, shape.height, shape.fanout)
+    before, start = peak_gb(), time.perf_counter()
+    features = pifa(tfidf(data.train_words()), data.train_targets(), options.labels)
+    clusters = balanced_clusters(features, int(math.log2(widths[-1])), seed=0)
+    seconds = time.perf_counter() - start
+    np.save(clusters_file(options), clusters)
+    return {"widths": widths, "seconds": seconds, "before_gb": before, "gb": peak_gb()}
+
+
+def make_head(options: Any, dim: int, space: LabelSpace) -> Head:
+    if options.measure != "PLT":
+        return {"AttentionXML": AttentionXML, "Linear": Linear}[options.measure](dim, space)
+    shape = tree_shape(options.labels, options.max_leaf)
+    head = PLT(dim, space, tree=shape, beam=BEAM, sparse_above=options.sparse_above)
+    head.trees[0].plant(torch.from_numpy(np.load(clusters_file(options))))  # type: ignore[operator]
+    return head
+
+
+def measure_head(options: Any) -> Row:
+    torch.manual_seed(0)
+    data = corpus(options)
+    space = data.space
+    train, val, single = batches(data, options.steps)
+    before = peak_gb()
+    backbone = BiLSTM(space, embed_dim=100, hidden=100, dropout=0.3, pooling="mean")
+    head = make_head(options, backbone.dim, space)
+    found: Row = {"before_gb": before, "model_gb": peak_gb(), "vocabulary": space.vocab_size}
+    found["candidates"] = candidates(head)
+    nn.ModuleList([backbone, head]).eval()
+    found |= {"rank": ranking_ms(backbone, head, val, options), "single": ranking_ms(backbone, head, single, options)}
+    found["rank_gb"] = peak_gb()
+    nn.ModuleList([backbone, head]).train()
+    step = Step(backbone, head, options)
+    found["step"] = medians(step, [limited(batch) for batch in train], options)
+    found["step_all"] = medians(step, train, options)
+    return found | {"gb": peak_gb(), "labels_per_document": sum(space.counts) / space.num_documents}
+
+
+def batches(data: Sample, number: int) -> tuple[list[Batch], list[Batch], list[Batch]]:
+    """Training batches; of validation, where documents stand by length, batches and single ones of all lengths."""
+    train, val = data.train_dataloader(), data.val_dataloader()
+    chosen = [rows for _, rows in zip(range(number), train.sampler, strict=False)]
+    of_val = list(val.sampler)
+    of_val = [of_val[i] for i in np.linspace(0, len(of_val) - 2, number, dtype=int)]  # the last may be smaller
+    single = [rows[:1] for rows in of_val]
+    return [train.dataset[r] for r in chosen], [val.dataset[r] for r in of_val], [val.dataset[r] for r in single]
+
+
+def limited(batch: Batch) -> Batch:
+    """The same documents with `LABELS` of their labels at most, drawn."""
+    rows = np.split(batch.targets.indices.numpy(), batch.targets.indptr[1:-1].numpy())
+    random = np.random.default_rng(int(batch.rows[0]))
+    return replace(batch, targets=Targets.from_lists([random.permutation(row)[:LABELS].tolist() for row in rows]))
+
+
+def candidates(head: Head) -> int:
+    """Nodes that are scored for a document in a ranking, of all levels together."""
+    if not isinstance(head, PLT):
+        return head.num_labels
+    tree = head.trees[0]
+    assert isinstance(tree, LabelTree)
+    total = known = tree.widths[0]
+    for above, width in zip(tree.widths[:-1], tree.widths[1:-1], strict=False):
+        known = min(known, BEAM) * (width // above)
+        total += known
+    return total + min(known, BEAM) * tree.labels_of.shape[1]
+
+
+@torch.no_grad()
+def ranking_ms(backbone: BiLSTM, head: Head, documents: list[Batch], options: Any) -> Row:
+    """Of a document: the whole, and the head's part."""
+
+    def rank(batch: Batch) -> Row:
+        clock = Clock(options)
+        features = backbone(batch)
+        clock.lap("encoder")
+        head.rank(features, 5)
+        clock.lap("head")
+        return {name: ms / len(batch) for name, ms in clock.whole().items()}
+
+    return medians(rank, documents, options)
+
+
+class Step:
+    """A step of training in parts: the gradient is handed from the head to the encoder where they meet."""
+
+    def __init__(self, backbone: BiLSTM, head: Head, options: Any) -> None:
+        self.backbone, self.head, self.options = backbone, head, options
+        self.parameters = [*backbone.parameters(), *head.parameters()]
+        optimizer = RowAdam if isinstance(head, PLT) else torch.optim.Adam
+        self.optimizer = optimizer(self.parameters, lr=1e-3, fused=True)
+
+    def __call__(self, batch: Batch) -> Row:
+        clock = Clock(self.options)
+        features = self.backbone(batch)
+        clock.lap("encoder")
+        tokens, pooled = (t.detach().requires_grad_() for t in (features.tokens, features.pooled))
+        cut = Features(tokens, features.mask, pooled, (tokens,))
+        self.head.loss(cut, batch.targets, "train")["loss"].backward()  # type: ignore[no-untyped-call]
+        clock.lap("head")
+        pairs = [(t, leaf.grad) for t, leaf in ((features.tokens, tokens), (features.pooled, pooled))]
+        used: list[tuple[Tensor, Tensor]] = [(t, grad) for t, grad in pairs if grad is not None]
+        torch.autograd.backward([t for t, _ in used], [grad for _, grad in used])
+        clock.lap("encoder")
+        clip((p for p in self.parameters if p.grad is not None), CLIP, "norm")
+        clock.lap("clipping")
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        clock.lap("optimizer")
+        return clock.whole()
+
+
+class Clock:
+    """Milliseconds of parts, and of the whole."""
+
+    def __init__(self, options: Any) -> None:
+        self.now = time.process_time if options.cpu_time else time.perf_counter
+        self.parts: dict[str, float] = defaultdict(float)
+        self.last = self.now()
+
+    def lap(self, name: str) -> None:
+        now = self.now()
+        self.parts[name] += 1000 * (now - self.last)
+        self.last = now
+
+    def whole(self) -> dict[str, float]:
+        return {**self.parts, "ms": sum(self.parts.values())}
+
+
+def medians(run: Callable[[Batch], Row], documents: Iterable[Batch], options: Any) -> Row:
+    """Of each part, over as many runs as --seconds allow, two at least; the first quarter warms up."""
+    found: list[Row] = []
+    end = time.perf_counter() + options.seconds
+    for batch in documents:
+        found.append(run(batch))
+        if len(found) > 1 and time.perf_counter() > end:
+            break
+    counted = found[max(1, len(found) // 4) :] or found
+    return {name: statistics.median(row[name] for row in counted) for name in found[0]} | {"runs": len(counted)}
+
+
+def peak_gb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def measure(options: Any) -> None:
+    limit = int(options.limit_gb * 2**30)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    load = os.getloadavg()[0]
+    start = time.perf_counter()
+    if options.measure == "corpus":
+        space = corpus(options).space
+        found: Row = {"seconds": time.perf_counter() - start, "num_labels": space.num_labels}
+    else:
+        found = build_tree(options) if options.measure == "tree" else measure_head(options)
+    facts = {
+        "load": round(load, 1),
+        "threads": torch.get_num_threads(),
+        "cpu_time": options.cpu_time,
+        "torch": torch.__version__,
+    }
+    print(json.dumps({"what": options.measure, "labels": options.labels} | found | facts))
+
+
+# --- all measurements
+
+
+def in_process(options: Any, what: str, labels: int) -> Row | None:
+    """What a process measured; none, and a line that says why, where it failed."""
+    names = ("out", "documents", "steps", "seconds", "max_leaf", "sparse_above", "limit_gb")
+    given = [f"--{name}={getattr(options, name)}" for name in names]
+    given += ["--cpu_time"] if options.cpu_time else []
+    command = [sys.executable, __file__, f"--measure={what}", f"--labels={labels}", *given]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        print(f"{what}, {labels:,} labels: failed: {reason}", file=sys.stderr, flush=True)
+        return None
+    found: Row = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def stored(options: Any) -> dict[tuple[str, int], Row]:
+    file = Path(options.out) / "results.jsonl"
+    rows = [json.loads(line) for line in file.read_text("utf8").splitlines()] if file.is_file() else []
+    return {(row["what"], row["labels"]): row for row in rows}
+
+
+def measure_all(options: Any) -> None:
+    Path(options.out).mkdir(parents=True, exist_ok=True)
+    for labels in options.sizes:
+        before = ["corpus", "tree"] if "PLT" in options.heads else ["corpus"]
+        for what in [*before, *options.heads]:
+            if (what, labels) in stored(options):
+                continue
+            print(f"{what}, {labels:,} labels ...", file=sys.stderr, flush=True)
+            if (row := in_process(options, what, labels)) is not None:
+                with (Path(options.out) / "results.jsonl").open("a", encoding="utf8") as file:
+                    file.write(json.dumps(row) + "\n")
+
+
+# --- what is told
+
+
+def of_heads(rows: dict[tuple[str, int], Row]) -> list[Row]:
+    return [rows[key] for key in sorted(rows, key=lambda key: (key[0] != "PLT", key)) if key[0] in HEADS]
+
+
+def tables(options: Any) -> str:
+    rows = stored(options)
+    header = ["head", "labels", "candidates", "step, ms", "encoder", "head", "clipping and update"]
+    header += ["step with all labels", "peak GB", "ranking, ms a document", "alone, ms", "load"]
+    lines = []
+    for row in of_heads(rows):
+        step = row["step"]
+        numbers = [step["ms"], step["encoder"], step["head"], step["clipping"] + step["optimizer"]]
+        numbers += [row["step_all"]["ms"]]
+        ranks = [f"{row[name]['ms']:,.2f}" for name in ("rank", "single")]
+        cells = [row["what"], f"{row['labels']:,}", f"{row['candidates']:,}", *(f"{n:,.0f}" for n in numbers)]
+        lines.append([*cells, f"{row['gb']:.2f}", *ranks, f"{row['load']:.1f}"])
+    parts = [markdown(header, lines), markdown(*tree_table(rows)), markdown(*growth_table(rows))]
+    return "\n\n".join(parts)
+
+
+def tree_table(rows: dict[tuple[str, int], Row]) -> tuple[list[str], list[list[str]]]:
+    trees = sorted((row for (what, _), row in rows.items() if what == "tree"), key=lambda row: int(row["labels"]))
+    lines = [
+        [f"{t['labels']:,}", " > ".join(f"{w:,}" for w in t["widths"]), f"{t['seconds']:.1f}", f"{t['gb']:.2f}"]
+        for t in trees
+    ]
+    return ["labels", "clusters by level", "building, s", "peak GB"], lines
+
+
+def growth_table(rows: dict[tuple[str, int], Row]) -> tuple[list[str], list[list[str]]]:
+    """Each size by the smallest of the same head."""
+    parts: dict[str, Callable[[Row], float]] = {
+        "head's part of a step": lambda row: float(row["step"]["head"]),
+        "clipping and update": lambda row: float(row["step"]["clipping"] + row["step"]["optimizer"]),
+        "step": lambda row: float(row["step"]["ms"]),
+        "head's part of a ranking": lambda row: float(row["rank"]["head"]),
+        "ranking alone": lambda row: float(row["single"]["ms"]),
+        "candidates": lambda row: float(row["candidates"]),
+    }
+    lines = []
+    for row in of_heads(rows):
+        first = min((r for r in of_heads(rows) if r["what"] == row["what"]), key=lambda r: int(r["labels"]))
+        ratios = [part(row) / part(first) for part in parts.values()]
+        ratios += [math.log(row["labels"]) / math.log(first["labels"]), row["labels"] / first["labels"]]
+        lines.append([row["what"], f"{row['labels']:,}", *(f"{ratio:,.2f}" for ratio in ratios)])
+    return ["times that of the smallest size", "labels", *parts, "log of labels", "labels' number"], lines
+
+
+# --- the picture
+
+
+def plot(options: Any) -> None:
+    try:
+        import matplotlib
+    except ImportError:
+        sys.exit("error: the picture needs matplotlib: pip install 'xmc-zoo[benchmarks]'")
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    style = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "label_scale", "axes.spines.top": False}
+    pyplot.rcParams.update(style | {"axes.spines.right": False, "font.family": "sans-serif"})
+    heads = of_heads(stored(options))
+    panels = {
+        "training step of 40 documents, ms": lambda row: row["step"]["ms"],
+        "peak memory of training, GB": lambda row: row["gb"],
+        "ranking, ms a document": lambda row: row["rank"]["ms"],
+    }
+    figure, places = pyplot.subplots(1, len(panels), figsize=(10.5, 3.4), layout="constrained")
+    for place, (title, value) in zip(places, panels.items(), strict=True):
+        lines = {name: [(r["labels"], value(r)) for r in heads if r["what"] == name] for name in HEADS}
+        if title.startswith("training"):
+            lines["encoder"] = [(r["labels"], r["step"]["encoder"]) for r in heads if r["what"] == "PLT"]
+        draw(place, title, {name: sorted(points) for name, points in lines.items() if points})
+    figure.savefig(options.plot, dpi=150, metadata={"Date": None} if Path(options.plot).suffix == ".svg" else None)
+    print(f"drawn: {options.plot}", file=sys.stderr)
+
+
+def draw(place: Any, title: str, lines: dict[str, list[tuple[float, float]]]) -> None:
+    """Lines on logarithmic axes, each with its name at its end."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+    place.set(xscale="log", yscale="log", xlabel="labels")
+    place.set_title(title, loc="left", fontsize=9)
+    for name, points in lines.items():
+        style = {"color": COLOURS[name], "linewidth": 1 if name == "encoder" else 1.8}
+        place.plot(*zip(*points, strict=True), marker="" if name == "encoder" else "o", markersize=4, **style)
+    sizes = sorted({x for points in lines.values() for x, _ in points})
+    low, high = (end(y for points in lines.values() for _, y in points) for end in (min, max))
+    place.set_xlim(sizes[0] / 1.3, sizes[-1] * 9)  # room for the names
+    place.set_ylim(low / 1.4, high * 1.4)
+    place.xaxis.set(major_locator=FixedLocator(sizes), minor_locator=NullLocator())
+    place.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1000:,.0f}k"))
+    steps = (1, 2, 5) if high / low < 50 else (1,)
+    place.yaxis.set(major_locator=LogLocator(subs=steps), minor_locator=NullLocator())
+    place.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
+    place.grid(axis="y", color="#dddddd", linewidth=0.5)
+    for (name, points), y in zip(
+        lines.items(), apart([points[-1][1] for points in lines.values()], place), strict=True
+    ):
+        settings = {"color": COLOURS[name], "va": "center", "fontsize": 8.5}
+        place.annotate(name, (points[-1][0], y), (6, 0), textcoords="offset points", **settings)
+
+
+def apart(heights: Sequence[float], place: Any) -> list[float]:
+    """Heights of names, moved up as far as they would touch the one below."""
+    low, high = place.get_ylim()
+    gap = (high / low) ** 0.07
+    found, last = list(heights), 0.0
+    for i in sorted(range(len(found)), key=lambda i: found[i]):
+        found[i] = last = max(found[i], last * gap)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True, help="folder of results; another for other settings")
+    parser.add_argument("--sizes", type=int, nargs="*", default=list(SIZES), help="numbers of labels; none: only tell")
+    parser.add_argument("--heads", nargs="+", default=list(HEADS), choices=HEADS)
+    parser.add_argument("--documents", type=int, default=60_000)
+    parser.add_argument("--steps", type=int, default=40, help="and batches that are ranked, and documents alone")
+    parser.add_argument("--seconds", type=float, default=120, help="for each kind of them, at most but for two")
+    parser.add_argument("--cpu_time", action="store_true", help="measure time of the processor")
+    parser.add_argument("--max_leaf", type=int, default=100)
+    parser.add_argument("--sparse_above", type=int, default=100_000)
+    parser.add_argument("--limit_gb", type=float, default=20)
+    parser.add_argument("--plot", help="svg or png file to draw from the results")
+    parser.add_argument("--measure", choices=("corpus", "tree", *HEADS), help=argparse.SUPPRESS)
+    parser.add_argument("--labels", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        return measure(options)
+    measure_all(options)
+    if not of_heads(stored(options)):
+        sys.exit(f"error: {options.out} has no results of heads yet: give --sizes")
+    print(tables(options))
+    if options.plot:
+        plot(options)
+    return None
+
+
+if __name__ == "__main__":
+    main()
