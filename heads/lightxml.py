@@ -21,6 +21,7 @@ class LightXML(TreeHead):
         tree: its shape.
         beam: clusters whose labels are candidates.
         cluster_weight: of the losses of clusters beside that of labels.
+        path_weight: exponent of the clusters' probabilities in that of a label; 0 leaves them out of it.
         sparse_above: levels with more nodes than this have gradients for the rows of candidates alone.
     """
 
@@ -34,9 +35,10 @@ class LightXML(TreeHead):
         tree: TreeSettings | None = None,
         beam: int = 16,
         cluster_weight: float = 1.0,
+        path_weight: float = 1.0,
         sparse_above: int = 100_000,
     ) -> None:
-        super().__init__(dim, space, tree, beam, cluster_weight, sparse_above)
+        super().__init__(dim, space, tree, beam, cluster_weight, path_weight, sparse_above)
         check_low(1, layers=layers, hidden=hidden)
         self.needs_layers, self.hidden, self.dropout = layers, hidden, dropout
         self.add_trees()

@@ -50,6 +50,7 @@ class TreeHead(Head):
         tree: its shape.
         beam: nodes of a level whose children are candidates.
         cluster_weight: of the losses of clusters beside that of labels.
+        path_weight: exponent of the clusters' probabilities in that of a label; 0 leaves them out of it.
         sparse_above: levels with more nodes than this have gradients for the rows of candidates alone, which an
             optimizer such as `RowAdam` takes.
     """
@@ -64,14 +65,16 @@ class TreeHead(Head):
         tree: TreeSettings | None = None,
         beam: int = 16,
         cluster_weight: float = 1.0,
+        path_weight: float = 1.0,
         sparse_above: int = 100_000,
     ) -> None:
         super().__init__(dim, space)
         self.tree = tree or TreeSettings()
         check_low(1, beam=beam)
         check_low(1, **{"tree.count": self.tree.count})
-        check_low(0, cluster_weight=cluster_weight, sparse_above=sparse_above)
+        check_low(0, cluster_weight=cluster_weight, path_weight=path_weight, sparse_above=sparse_above)
         self.beam, self.cluster_weight, self.sparse_above = beam, cluster_weight, sparse_above
+        self.path_weight = path_weight
         shape = self.tree
         self.widths = level_widths(space.num_labels, shape.clusters, shape.max_leaf, shape.height, shape.fanout)
         self.register_buffer("level", torch.tensor(-1))
@@ -84,7 +87,7 @@ class TreeHead(Head):
     def add_trees(self) -> None:
         """To be called once all that `make_level` uses is there."""
         self.trees = nn.ModuleList(
-            LabelTree(self.widths, self.num_labels, self.make_level) for _ in range(self.tree.count)
+            LabelTree(self.widths, self.num_labels, self.make_level, self.path_weight) for _ in range(self.tree.count)
         )
 
     def sparse(self, nodes: int) -> bool:
@@ -185,6 +188,7 @@ class PLT(TreeHead):
         tree: its shape.
         beam: nodes of a level whose children are candidates.
         cluster_weight: of the losses of clusters beside that of labels.
+        path_weight: exponent of the clusters' probabilities in that of a label; 0 leaves them out of it.
         sparse_above: levels with more nodes than this have gradients for the rows of candidates alone.
     """
 
@@ -199,9 +203,10 @@ class PLT(TreeHead):
         tree: TreeSettings | None = None,
         beam: int = 16,
         cluster_weight: float = 1.0,
+        path_weight: float = 1.0,
         sparse_above: int = 100_000,
     ) -> None:
-        super().__init__(dim, space, tree, beam, cluster_weight, sparse_above)
+        super().__init__(dim, space, tree, beam, cluster_weight, path_weight, sparse_above)
         if not hidden:
             raise UserError("--model.head.hidden=[]: give the width of at least one layer")
         check_low(1, hidden=min(hidden))

@@ -13,6 +13,8 @@ from datamodules.batch import Targets
 from heads.candidates import Level
 from heads.label_tree import ancestor, children
 
+LEAST = -1e30  # log-probability that stays one when it is multiplied by 0
+
 
 class LabelTree(nn.Module):
     """One tree: clusters as plain arrays, and what scores the nodes of each level, top first, labels last.
@@ -21,14 +23,17 @@ class LabelTree(nn.Module):
         widths: nodes of each level of clusters.
         num_labels: its leaves.
         make_level: what scores so many nodes, given their number and that of the level, from 0.
+        path_weight: exponent of the probability of a node's ancestors.
     """
 
     cluster_of: Tensor  # (num_labels,) at the lowest level; one of a level above is its `ancestor`
     labels_of: Tensor  # (clusters, most) labels of each, ascending, then -1
 
-    def __init__(self, widths: Sequence[int], num_labels: int, make_level: Callable[[int, int], Level]) -> None:
+    def __init__(
+        self, widths: Sequence[int], num_labels: int, make_level: Callable[[int, int], Level], path_weight: float = 1.0
+    ) -> None:
         super().__init__()
-        self.widths = [*widths, num_labels]
+        self.widths, self.path_weight = [*widths, num_labels], path_weight
         self.levels = nn.ModuleList(make_level(nodes, depth) for depth, nodes in enumerate(self.widths))
         clusters = torch.arange(num_labels) * widths[-1] // num_labels  # of labels of like frequency, for a start
         self.register_buffer("cluster_of", clusters)
@@ -82,6 +87,10 @@ class LabelTree(nn.Module):
         found = found.where(nodes.unsqueeze(-1) >= 0, -1)
         return found.flatten(1), path.unsqueeze(-1).expand(found.shape).flatten(1)
 
+    def joined(self, above: Tensor, logits: Tensor) -> Tensor:
+        """Log-probabilities of nodes from their parents' and their own logits; finite also where there is no parent."""
+        return self.path_weight * above.clamp_min(LEAST) + F.logsigmoid(logits)
+
     def losses(self, features: Features, targets: Targets, beam: int, only: int | None) -> list[Tensor]:
         """Cross-entropy of each level, or of `only` one, summed over candidates and documents.
 
@@ -99,7 +108,7 @@ class LabelTree(nn.Module):
             else:
                 logits = level.logits(features, some)
             if depth < self.last:
-                nodes, kept = likely(nodes, path + F.logsigmoid(logits), beam, true)
+                nodes, kept = likely(nodes, self.joined(path, logits), beam, true)
                 nodes, path = self.below(nodes, kept, depth)
         return losses
 
@@ -111,7 +120,7 @@ class LabelTree(nn.Module):
         nodes, path = self.all_nodes(len(features.mask), 0), self.certain()
         for depth in range(self.last + 1 if to is None else to + 1):
             if depth < trained:
-                path = path + F.logsigmoid(self.level(depth).logits(features, nodes if depth else None))
+                path = self.joined(path, self.level(depth).logits(features, nodes if depth else None))
             path = path.expand(nodes.shape).masked_fill(nodes < 0, -torch.inf)
             if depth != to and depth < self.last:
                 nodes, path = self.below(*likely(nodes, path, beam), depth)

@@ -65,20 +65,24 @@ def test_a_node_is_true_if_a_child_is(tree):
 
 @kinds
 @shapes
-def test_a_beam_as_wide_as_the_tree_ranks_as_all_labels_at_once(kind, tree):
-    head, given = made(kind, tree, beam=64), features()
+@pytest.mark.parametrize("weight", [1.0, 0.5, 0.0])
+def test_a_beam_as_wide_as_the_tree_ranks_as_all_labels_at_once(kind, tree, weight):
+    head, given = made(kind, tree, beam=64, path_weight=weight), features()
     dense = torch.stack(
         [
             torch.stack(
-                [torch.stack([probability(t, given, d, label) for t in head.trees]).mean() for label in range(LABELS)]
+                [
+                    torch.stack([probability(t, given, d, label, weight) for t in head.trees]).mean()
+                    for label in range(LABELS)
+                ]
             )
             for d in range(len(TRUTH))
         ]
     )
-    scores, labels = dense.sort(dim=1, descending=True)
     got = head.rank(given, LABELS)
-    assert torch.allclose(got.scores, scores, atol=1e-6)
-    assert torch.equal(got.labels, labels)
+    assert torch.allclose(got.scores, dense.sort(dim=1, descending=True).values.float(), atol=1e-6)
+    assert torch.allclose(got.scores, dense.gather(1, got.labels).float(), atol=1e-6)
+    assert torch.equal(got.labels.sort(dim=1).values, torch.arange(LABELS).expand(len(TRUTH), -1))
 
 
 @kinds

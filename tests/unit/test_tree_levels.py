@@ -114,8 +114,9 @@ def test_the_losses_of_levels_add_up_to_the_one_of_all():
     assert head.loss(given, targets(), "train")["loss"].item() == pytest.approx(together["labels"].item())
 
 
-def test_labels_of_a_level_to_come_are_ranked_by_cluster_and_frequency():
-    head, given = made(beam=8), features()
+@pytest.mark.parametrize("weight", [1.0, 0.0])
+def test_labels_of_a_level_to_come_are_ranked_by_cluster_and_frequency(weight):
+    head, given = made(beam=8, path_weight=weight), features()
     head.start_levels(Context())
     (tree,), ranking = head.trees, head.rank(given, LABELS)
     chances = tree.level(0).logits(given, None).sigmoid()
@@ -124,7 +125,8 @@ def test_labels_of_a_level_to_come_are_ranked_by_cluster_and_frequency():
         assert ranking.labels[doc].tolist() == expected
     head.start_next_level(Context())
     best = int(head.rank(given, 1).labels[0, 0])
-    assert head.rank(given, 1).scores[0, 0].item() == pytest.approx(probability(tree, given, 0, best).item(), rel=1e-5)
+    expected = probability(tree, given, 0, best, weight).item()
+    assert head.rank(given, 1).scores[0, 0].item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_copies_are_layers_and_those_to_come_do_not_run():

@@ -37,7 +37,7 @@ def made(kind=PLT, tree=SHAPES[0], beam=3, **settings):
     settings = {"hidden": [8]} | settings if kind is PLT else {"hidden": 4, "dropout": 0.0} | settings
     head = kind(DIM, SPACE, tree=tree, beam=beam, **settings)
     for parameter in head.parameters():
-        torch.nn.init.normal_(parameter)
+        torch.nn.init.normal_(parameter, std=0.7)
     for planted in head.trees:
         planted.plant(planted.cluster_of[torch.randperm(LABELS)])
     return head
@@ -66,7 +66,9 @@ def path_of(tree, label):
     return path
 
 
-def probability(tree, given, doc, label):
-    """The product along the path."""
-    logits = [logit(level, given, doc, node) for level, node in zip(tree.levels, path_of(tree, label), strict=True)]
-    return torch.stack(logits).sigmoid().prod()
+def probability(tree, given, doc, label, weight=1.0):
+    """The product along the path, that of all above the label to the power of `weight` at each step."""
+    chance = torch.tensor(1.0)
+    for level, node in zip(tree.levels, path_of(tree, label), strict=True):
+        chance = chance**weight * logit(level, given, doc, node).double().sigmoid()
+    return chance
