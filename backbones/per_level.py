@@ -16,14 +16,14 @@ class PerLevel(Backbone):
     """Copies of an encoder, trained one after the other; to a head they are layers, the first copy the first of them.
 
     AttentionXML has a network for each level of its tree, which begins as that of the level above. A head begins a
-    level with `begin`; copies of levels that are to come do not run.
+    level with `begin`, and from the first on copies of levels that are to come do not run.
 
     Args:
         encoder: what is copied; one with word vectors of its own.
         levels: how many copies.
     """
 
-    level: Tensor  # the copy that is trained now, from 0
+    level: Tensor  # the last copy that runs, from 0: where they are trained one by one, the one that is trained now
 
     def __init__(self, space: LabelSpace, encoder: Callable[[LabelSpace], Backbone], levels: int = 2) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class PerLevel(Backbone):
         self.encoders = nn.ModuleList(copies)
         self.dim, self.has_tokens, self.num_layers = copies[0].dim, copies[0].has_tokens, levels
         self.max_length = copies[0].max_length
-        self.register_buffer("level", torch.tensor(0))
+        self.register_buffer("level", torch.tensor(levels - 1))
 
     def begin(self, level: int) -> None:
         """Go on with the encoder of a level, which starts from the weights of the one above."""
@@ -54,4 +54,10 @@ class PerLevel(Backbone):
 
     def load_vectors(self, vectors: Tensor) -> None:
         for encoder in self.encoders:
-            encoder.load_vectors(vectors)  # type: ignore[operator]
+            assert isinstance(encoder, Backbone)
+            try:
+                encoder.load_vectors(vectors)
+            except UserError as error:  # names a setting, which is elsewhere here
+                raise UserError(
+                    str(error).replace("--model.backbone.", "--model.backbone.encoder.init_args.")
+                ) from None

@@ -145,9 +145,10 @@ def check_stages(stages: list[Stage], module: nn.Module, head: Head, frozen: fro
 
 def check_pending(head: Head, stages: list[Stage]) -> None:
     """A head that needs a transition must find it in one of the stages that are to come."""
-    ahead = {method for stage in stages for method in stage.on_enter}
+    ahead = [method for stage in stages for method in stage.on_enter]
     if missing := [method for method in head.pending if method not in ahead]:
         raise UserError(
             f"{type(head).__name__} needs a stage with `on_enter: [{missing[0]}]`, and none of those to come has it: "
             "see its experiments in experiments/, or begin at an earlier stage"
         )
+    head.check_plan(ahead)

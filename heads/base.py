@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -88,6 +88,9 @@ class Head(nn.Module, ABC):
     def pending(self) -> tuple[str, ...]:
         """Transitions without which the head is of no use: some stage that is to come must name them in `on_enter`."""
         return ()
+
+    def check_plan(self, transitions: Sequence[str]) -> None:
+        """Refuse transitions of the stages to come, in their order, that make no sense together."""
 
     def learn_labels(self, space: LabelSpace, examples: Iterable[tuple[Features, Targets]]) -> None:
         """Without training: take in the labels that `space` has at its end, and update known ones, from documents."""

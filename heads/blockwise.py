@@ -30,12 +30,15 @@ class Group(NamedTuple):
         return tuple(t if t is None else t[self.first : self.end, : self.length] for t in tensors)
 
 
-def groups_of_documents(mask: Tensor, tokens: Sequence[Tensor], num_labels: int) -> list[Group]:
-    """As many documents at a time as make a block of the size that the device likes; padding is at their ends."""
+def groups_of_documents(mask: Tensor, tokens: Sequence[Tensor], labels: int) -> list[Group]:
+    """As many documents at a time as make, with so many labels, a block of the size that the device likes.
+
+    Padding is at their ends.
+    """
     lengths = mask.sum(1).tolist()
     size = BLOCK.get(mask.device.type, GPU_BLOCK)
     widest = max(1, *lengths, *(tensor.shape[-1] for tensor in tokens))  # weights by token, or what they add up to
-    step = max(size // (widest * min(num_labels, CHUNK)), 1)
+    step = max(size // (widest * labels), 1)
     groups = []
     for first in range(0, len(lengths), step):
         mine = lengths[first : first + step]
@@ -72,7 +75,7 @@ class BlockwiseBCE(torch.autograd.Function):
         grads = [torch.zeros_like(tensor) if want else None for tensor, want in zip(tensors, wanted, strict=True)]
         (tokens, labels, shared), (of_tokens, of_labels, of_shared) = parted(tensors, sizes), parted(grads, sizes)
         total = torch.zeros((), device=mask.device)
-        groups = groups_of_documents(mask, tokens, len(labels[0]))
+        groups = groups_of_documents(mask, tokens, min(len(labels[0]), CHUNK))
         for chunk in chunks_of_labels(len(labels[0])):
             some_labels = leaves([tensor[chunk] for tensor in labels], of_labels)
             for docs in groups:

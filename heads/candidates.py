@@ -16,7 +16,7 @@ from backbones.base import Features
 from heads.blockwise import Tensors, add_gradients, groups_of_documents, leaves, parted
 from heads.label_attention import attend
 
-MANY = 4096  # nodes, from which on their vectors do not begin any smaller
+MANY = 4096  # nodes: with more of them their vectors would begin near zero, all attention uniform
 
 
 class Level(nn.Module, ABC):
@@ -66,15 +66,11 @@ class Level(nn.Module, ABC):
         """Logits (docs, n) of candidates, or of all nodes, without a gradient."""
         tokens, mask = self.per_token(features)
         table, place = self.table.weight, None if nodes is None else nodes.clamp_min(0)
-        width = len(table) if place is None else place.shape[1]
-        return torch.cat(
-            [
-                self.score(
-                    docs.rows(tokens), docs.mask, table if place is None else table[place[docs.first : docs.end]]
-                )
-                for docs in groups_of_documents(mask, tokens, width)
-            ]
-        ).float()
+        logits = []
+        for docs in groups_of_documents(mask, tokens, len(table) if place is None else place.shape[1]):
+            rows = table if place is None else table[place[docs.first : docs.end]]
+            logits.append(self.score(docs.rows(tokens), docs.mask, rows))
+        return torch.cat(logits).float()
 
     def _rows(self, nodes: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Rows of the table, and which of them the candidates are (filling, -1, becomes any); none means all."""
@@ -143,7 +139,7 @@ class DotLevel(Level):
         return (F.pad(document, (0, 1), value=1.0).unsqueeze(1),), features.mask[:, :1]
 
     def score(self, tokens: Tensors, mask: Tensor | None, rows: Tensor) -> Tensor:
-        return torch.matmul(tokens[0].to(rows.dtype), rows.mT).squeeze(1)  # rows are promoted
+        return torch.matmul(tokens[0].to(rows.dtype), rows.mT).squeeze(1)  # rows (n, width) serve all documents
 
 
 class CandidateBCE(torch.autograd.Function):

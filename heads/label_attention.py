@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
 from heads.base import DenseHead, check_low
-from heads.blockwise import BlockwiseBCE, Score, Tensors, chunks_of_labels, groups_of_documents
+from heads.blockwise import CHUNK, BlockwiseBCE, Score, Tensors, chunks_of_labels, groups_of_documents
 
 FLOOR = -60.0  # of a score below the best: exp() of less soon is a denormal number, which a CPU computes very slowly
 
@@ -123,7 +123,7 @@ class LabelwiseHead(DenseHead):
         """What `score` makes of all documents and labels, put together from its blocks (..., docs, labels)."""
         tokens, labels = self.per_token(features), self.per_label()
         rows = []
-        for docs in groups_of_documents(features.mask, tokens, self.num_labels):
+        for docs in groups_of_documents(features.mask, tokens, min(self.num_labels, CHUNK)):
             logits = []
             for chunk in chunks_of_labels(self.num_labels):
                 block = docs.rows(tokens), docs.mask, tuple(tensor[chunk] for tensor in labels)

@@ -25,22 +25,22 @@ class TreeSettings:
     """The shape of a label tree, and how many of them.
 
     Args:
-        clusters: of labels at the lowest level, a power of two; by default as many as `max_leaf` asks for.
-        max_leaf: labels in a cluster at most (M), where `clusters` does not say.
+        clusters: of labels at the lowest level, a power of two; the fewest for `max_leaf` where this is not given.
+        max_leaf: labels in a cluster at most (M), if there are enough of them; 100 where nothing is said.
         height: levels of clusters (H).
         fanout: clusters under one of the level above, a power of two (K); the highest level has what is left.
         count: trees, each with clusters of its own; their probabilities are averaged.
     """
 
     clusters: int | None = None
-    max_leaf: int = 100
+    max_leaf: int | None = None
     height: int = 1
     fanout: int = 8
     count: int = 1
 
 
 class TreeHead(Head):
-    """Labels by way of trees; a new one says what scores the nodes of a level (`make_level`).
+    """Labels by way of trees; a new one says what scores the nodes of a level, `make_level`, and calls `add_trees`.
 
     P(label) is the product of the conditional probabilities on the path from the root. All levels are trained at
     once, on negatives that the levels above generate as they are now. After `start_levels` only the highest is
@@ -69,14 +69,19 @@ class TreeHead(Head):
         sparse_above: int = 100_000,
     ) -> None:
         super().__init__(dim, space)
-        self.tree = tree or TreeSettings()
+        self.shape = shape = tree or TreeSettings()
         check_low(1, beam=beam)
-        check_low(1, **{"tree.count": self.tree.count})
+        check_low(1, **{"tree.count": shape.count})
         check_low(0, cluster_weight=cluster_weight, path_weight=path_weight, sparse_above=sparse_above)
         self.beam, self.cluster_weight, self.sparse_above = beam, cluster_weight, sparse_above
         self.path_weight = path_weight
-        shape = self.tree
-        self.widths = level_widths(space.num_labels, shape.clusters, shape.max_leaf, shape.height, shape.fanout)
+        if None not in (shape.clusters, shape.max_leaf):
+            raise UserError(
+                "a tree has either `clusters` or `max_leaf`: "
+                f"--model.head.tree='{{clusters: null, max_leaf: {shape.max_leaf}}}' takes the latter"
+            )
+        most = 100 if shape.max_leaf is None else shape.max_leaf
+        self.widths = level_widths(space.num_labels, shape.clusters, most, shape.height, shape.fanout)
         self.register_buffer("level", torch.tensor(-1))
         self.register_buffer("grown", torch.tensor(False))
 
@@ -87,7 +92,7 @@ class TreeHead(Head):
     def add_trees(self) -> None:
         """To be called once all that `make_level` uses is there."""
         self.trees = nn.ModuleList(
-            LabelTree(self.widths, self.num_labels, self.make_level, self.path_weight) for _ in range(self.tree.count)
+            LabelTree(self.widths, self.num_labels, self.make_level, self.path_weight) for _ in range(self.shape.count)
         )
 
     def sparse(self, nodes: int) -> bool:
@@ -95,7 +100,19 @@ class TreeHead(Head):
 
     @property
     def pending(self) -> tuple[str, ...]:
-        return () if bool(self.grown) else ("build_tree",)
+        ready = bool(self.grown) and all(tree.whole for tree in self._trees())
+        return () if ready else ("build_tree",)
+
+    def check_plan(self, transitions: Sequence[str]) -> None:
+        begun, later = int(self.level) >= 0 or "start_levels" in transitions, transitions.count("start_next_level")
+        if later and not begun:
+            raise UserError("a stage has `start_next_level`, and none before it has `start_levels` in `on_enter`")
+        left = len(self.widths) - (0 if "start_levels" in transitions else max(int(self.level), 0))
+        if begun and later != left:
+            raise UserError(
+                f"the tree has {len(self.widths)} levels of clusters above the labels: {left} of the stages to come "
+                f"must have `start_next_level` in `on_enter`, and {later} have it"
+            )
 
     def build_tree(self, ctx: TransitionContext) -> None:
         """Cluster the labels by the words of their documents."""
@@ -114,8 +131,6 @@ class TreeHead(Head):
 
     def start_next_level(self, ctx: TransitionContext) -> None:
         """From now on only the next level is trained, which starts from what the one above shares among its nodes."""
-        if not 0 <= int(self.level) < len(self.widths):
-            raise UserError(f"start_next_level: there is no level to come after {int(self.level) + 1}")
         level = int(self.level) + 1
         for tree in self._trees():
             above = {n: v for n, v in tree.level(level - 1).state_dict().items() if not n.startswith("table.")}
@@ -123,9 +138,11 @@ class TreeHead(Head):
         self._start(level, ctx)
 
     def _start(self, level: int, ctx: TransitionContext) -> None:
-        self.level.fill_(level)
         if isinstance(ctx.backbone, PerLevel):
+            if self.needs_layers <= len(self.widths):
+                raise UserError("PerLevel has an encoder for each level: set --model.head.layer_per_level=true")
             ctx.backbone.begin(level)
+        self.level.fill_(level)
 
     def _trees(self) -> list[LabelTree]:
         return list(self.trees)  # type: ignore[arg-type]
@@ -147,32 +164,31 @@ class TreeHead(Head):
         return {"loss": self.cluster_weight * clusters + labels, "clusters": clusters, "labels": labels}
 
     def rank(self, features: Features, k: int) -> Ranking:
-        with torch.autocast(features.pooled.device.type, enabled=False):
-            features = features.float()
-            found = [tree.search(features, self.beam, self._trained) for tree in self._trees()]
+        found = self._search(features)
         labels, path = found[0] if len(found) == 1 else averaged(found)
         labels, by_label = labels.sort(dim=1)  # of equally likely ones the more frequent goes first
-        path = path.gather(1, by_label)
-        best = top_labels(path, k)
+        best = top_labels(path.gather(1, by_label), k)
         known = (best.labels >= 0) & (best.scores > -torch.inf)
         labels = labels.gather(1, best.labels.clamp_min(0)).where(known, -1)
         return Ranking(best.scores.exp() * known, labels)
 
     def checks(self, features: Features, targets: Targets) -> dict[str, Tensor]:
-        """Of a document's clusters, and of its labels, the share that the beam finds."""
-        known = targets.below(self.num_labels)
+        """Of a document's clusters, and of its labels, the share that the beam finds at the lowest trained level."""
+        known, lowest = targets.below(self.num_labels), min(self._trained, len(self.widths)) - 1
         clusters, labels = [], []
-        for tree in self._trees():
-            lowest = tree.last - 1
-            nodes, path = tree.search(features.float(), self.beam, self._trained, to=lowest)
-            nodes, _ = likely(nodes, path, self.beam)
-            truth = tree.truth(known, lowest)
-            owners = truth // tree.widths[lowest]
-            found = tree.is_true(nodes, truth, lowest).sum(1)
-            clusters.append(found / owners.bincount(minlength=len(targets)))
+        for tree, found in zip(self._trees(), self._search(features, to=lowest), strict=True):
+            nodes, path = likely(*found, self.beam)
+            truth = torch.unique(tree.truth(known, lowest))
+            hits = tree.is_true(nodes, truth, lowest).sum(1)
+            clusters.append(hits / (truth // tree.widths[lowest]).bincount(minlength=len(targets)))
             hit = (nodes[known.rows] == tree.nodes_of(known.indices, lowest).unsqueeze(1)).any(1)
             labels.append(torch.zeros_like(path[:, 0]).index_add_(0, known.rows, hit.float()) / known.counts)
         return {"clusters@beam": torch.stack(clusters).mean(0), "labels@beam": torch.stack(labels).mean(0)}
+
+    def _search(self, features: Features, to: int | None = None) -> list[tuple[Tensor, Tensor]]:
+        """What each tree finds, in single precision: half of it makes ties."""
+        with torch.autocast(features.pooled.device.type, enabled=False):
+            return [tree.search(features.float(), self.beam, self._trained, to) for tree in self._trees()]
 
 
 class PLT(TreeHead):

@@ -58,9 +58,16 @@ class LabelTree(nn.Module):
         return labels if depth == self.last else ancestor(self.cluster_of[labels], self.widths[-2], self.widths[depth])
 
     def truth(self, targets: Targets, depth: int) -> Tensor:
-        """Pairs of a document and a node that is true of it, as sorted numbers: one with a true child is true."""
-        pairs: Tensor = torch.unique(targets.rows * self.widths[depth] + self.nodes_of(targets.indices, depth))
-        return pairs
+        """Pairs of a document and a node that is true of it, as rising numbers: one with a true child is true."""
+        return (targets.rows * self.widths[depth] + self.nodes_of(targets.indices, depth)).sort().values
+
+    @property
+    def whole(self) -> bool:
+        """Whether its two arrays say the same: weights of a tree of another shape do not fit both."""
+        most, clusters = self.labels_of.shape[1], self.widths[-2]
+        if int(self.cluster_of.max()) >= clusters or int(self.cluster_of.bincount().max()) > most:
+            return False
+        return torch.equal(children(self.cluster_of.cpu(), clusters), self.labels_of.cpu())
 
     def is_true(self, nodes: Tensor, truth: Tensor, depth: int) -> Tensor:
         """Which of these nodes (docs, n) are true of their documents."""
@@ -146,7 +153,8 @@ def likely(nodes: Tensor, path: Tensor, beam: int, true: Tensor | None = None) -
 def averaged(found: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Labels of several trees, each once, and the logarithm of their mean probability; not found counts as 0."""
     labels, order = torch.cat([labels for labels, _ in found], dim=1).sort(dim=1)
-    chance = torch.cat([path for _, path in found], dim=1).gather(1, order).exp()
+    path = torch.cat([path for _, path in found], dim=1).gather(1, order)
+    best = path.amax(1, keepdim=True)  # taken off for the sum, or what is unlikely would become impossible
     place = F.pad(labels[:, 1:] != labels[:, :-1], (1, 0)).cumsum(1)  # the same for the same label
-    total = torch.zeros_like(chance).scatter_add_(1, place, chance)
-    return torch.full_like(labels, -1).scatter_(1, place, labels), (total / len(found)).log()
+    total = torch.zeros_like(path).scatter_add_(1, place, (path - best).exp())
+    return torch.full_like(labels, -1).scatter_(1, place, labels), (total / len(found)).log() + best

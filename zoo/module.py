@@ -123,6 +123,8 @@ class ZooModule(pl.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         stage, features = self.stage.name, self(batch)
         terms = self.head.loss(features, batch.targets, stage)
+        if not terms["loss"].requires_grad:
+            raise UserError(f"stage {stage!r}: its loss depends on nothing that it trains; see its `trainable`")
         for name, value in terms.items():
             key = f"train/{stage}/{name}"
             in_bar = name == "loss" or len(terms) < MANY_TERMS

@@ -72,16 +72,18 @@ class RowAdam(torch.optim.AdamW):
         state = self.state[parameter] or self._begin(group, parameter)
         state["step"] += 1
         step, lr, (beta1, beta2) = float(state["step"]), float(group["lr"]), group["betas"]
-        size = lr * math.sqrt(1 - beta2**step) / (1 - beta1**step)
+        size, scale = lr / (1 - beta1**step), math.sqrt(1 - beta2**step)
         block = ROWS.get(parameter.device.type, len(parameter))
-        for rows, values in zip(gradient._indices()[0].split(block), gradient._values().split(block), strict=True):
+        blocks = (torch.split(part, block) for part in (gradient._indices()[0], gradient._values()))
+        for rows, values in zip(*blocks, strict=True):
             parts = (state["exp_avg"], state["exp_avg_sq"], parameter)
             mean, square, weights = (part.index_select(0, rows) for part in parts)
             mean.add_((values - mean).mul_(1 - beta1))
             square.add_(values.square().sub_(square).mul_(1 - beta2))
             state["exp_avg"].index_copy_(0, rows, mean)
             state["exp_avg_sq"].index_copy_(0, rows, square)
-            weights.mul_(1 - lr * group["weight_decay"]).sub_(mean.div_(square.sqrt_().add_(group["eps"])).mul_(size))
+            weights.mul_(1 - lr * group["weight_decay"])
+            weights.sub_(mean.div_(square.sqrt_().div_(scale).add_(group["eps"])).mul_(size))
             parameter.index_copy_(0, rows, weights)
 
     def _begin(self, group: dict[str, Any], parameter: nn.Parameter) -> dict[str, Tensor]:

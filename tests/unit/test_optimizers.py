@@ -123,9 +123,9 @@ def test_each_row_moves_as_a_slow_loop_says():
         for row in set(some_rows(step).tolist()):
             mean[row] = beta1 * mean[row] + (1 - beta1) * gradient[row]
             square[row] = beta2 * square[row] + (1 - beta2) * gradient[row] ** 2
-            scale = (1 - beta2**step) ** 0.5 / (1 - beta1**step)
+            first, second = mean[row] / (1 - beta1**step), square[row] / (1 - beta2**step)
             weight[row] -= lr * decay * weight[row]
-            weight[row] -= lr * scale * mean[row] / (square[row].sqrt() + eps)
+            weight[row] -= lr * first / (second.sqrt() + eps)
         optimizer.step()
         torch.testing.assert_close(model.labels.weight.detach().double(), weight, rtol=0, atol=1e-6)
 

@@ -7,6 +7,7 @@ import torch
 from scipy.sparse import csr_array
 
 from backbones import BiLSTM, PerLevel, Transformer
+from callbacks.transition import parts_at_rest
 from datamodules.batch import Batch, LabelSpace, Targets
 from datamodules.errors import UserError
 from heads import PLT
@@ -101,8 +102,38 @@ def test_one_level_after_the_other(tree):
             assert any(p.grad is not None and p.grad.any() for p in part.parameters()) == (depth == level)
         losses.append(loss.item())
     assert losses[0] < together["loss"].item()
-    with pytest.raises(UserError, match="there is no level to come after"):
-        head.start_next_level(Context())
+
+
+@pytest.mark.parametrize(
+    ("done", "transitions", "line"),
+    [
+        (-1, ["build_tree"], None),
+        (-1, ["build_tree", "start_levels", "start_next_level", "start_next_level"], None),
+        (0, ["start_next_level", "start_next_level"], None),
+        (2, [], None),
+        (-1, ["build_tree", "start_next_level"], "none before it has `start_levels`"),
+        (-1, ["build_tree", "start_levels", "start_next_level"], "2 of the stages to come .* and 1 have it"),
+        (1, [], "1 of the stages to come .* and 0 have it"),
+    ],
+)
+def test_all_levels_must_have_their_stage(done, transitions, line):
+    head = made(tree=SHAPES[1])
+    head.level.fill_(done)
+    if line is None:
+        head.check_plan(transitions)
+    else:
+        with pytest.raises(UserError, match=line):
+            head.check_plan(transitions)
+
+
+def test_a_tree_of_another_shape_must_be_built_anew(head):
+    head.build_tree(Context())
+    assert head.pending == ()
+    other = PLT(6, SPACE, hidden=[8], tree=TreeSettings(clusters=2, count=2))
+    fitting = {n: v for n, v in head.state_dict().items() if other.state_dict()[n].shape == v.shape}
+    other.load_state_dict(fitting, strict=False)
+    assert bool(other.grown)
+    assert other.pending == ("build_tree",)
 
 
 def test_the_losses_of_levels_add_up_to_the_one_of_all():
@@ -133,6 +164,8 @@ def test_copies_are_layers_and_those_to_come_do_not_run():
     torch.manual_seed(0)
     backbone, batch = PerLevel(SPACE, encoder, levels=3), documents()
     first, second, _ = backbone.encoders
+    assert torch.equal(backbone(batch).states(2), second(batch).tokens)  # all of them run to begin with
+    backbone.begin(0)
     found = backbone(batch)
     assert backbone.num_layers == len(found.layers) == 3
     for layer in (1, 2, 3, -1):
@@ -161,10 +194,43 @@ def test_a_head_begins_the_encoder_of_its_level():
     assert int(backbone.level) == 1
 
 
+def test_copies_need_a_head_that_reads_one_at_each_level():
+    backbone = PerLevel(SPACE, encoder)
+    head = PLT(backbone.dim, SPACE, hidden=[8], tree=TreeSettings(clusters=4))
+    with pytest.raises(UserError, match=r"an encoder for each level: set --model\.head\.layer_per_level=true"):
+        head.start_levels(Context(backbone))
+
+
+def test_candidates_stay_while_the_labels_learn():
+    """The level above and its encoder rest, without dropout, whatever the level and the encoder below do."""
+    torch.manual_seed(0)
+    backbone = PerLevel(SPACE, lambda space: BiLSTM(space, embed_dim=4, hidden=3, dropout=0.5, embed_dropout=0.5))
+    head = PLT(backbone.dim, SPACE, hidden=[8], tree=TreeSettings(clusters=4), beam=2, layer_per_level=True)
+    context, batch, module = Context(backbone), documents(), torch.nn.ModuleList([backbone, head])
+    for transition in (head.build_tree, head.start_levels, head.start_next_level):
+        transition(context)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad = "encoders.1." in name or "levels.1." in name
+    module.train()
+    for part in parts_at_rest(module):
+        part.training = False
+    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=1.0)
+    seen, level = [], head.trees[0].level(1)
+    level.loss, loss = lambda f, nodes, *rest: (seen.append(nodes.clone()), loss(f, nodes, *rest))[1], level.loss
+    for _ in range(4):
+        optimizer.zero_grad()
+        head.loss(backbone(batch), batch.targets, "labels")["loss"].backward()
+        optimizer.step()
+    assert all(torch.equal(nodes, seen[0]) for nodes in seen)
+    assert (seen[0] >= 0).sum() < batch.targets.indptr[-1] * 8  # some clusters are left out
+
+
 def test_word_vectors_go_to_all_copies():
     backbone, vectors = PerLevel(SPACE, encoder), torch.rand(SPACE.vocab_size, 4)
     backbone.load_vectors(vectors)
     assert all(torch.equal(copy.embedding.weight, vectors) for copy in backbone.encoders)
+    with pytest.raises(UserError, match=r"set --model\.backbone\.encoder\.init_args\.embed_dim=5"):
+        backbone.load_vectors(torch.rand(SPACE.vocab_size, 5))
 
 
 def transformer(space):

@@ -6,7 +6,8 @@ import torch
 
 from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
-from heads import PLT, LightXML
+from heads import PLT
+from heads.candidates import DotLevel
 from heads.plt import TreeSettings
 
 DIM, LABELS = 6, 23
@@ -45,7 +46,7 @@ def made(kind=PLT, tree=SHAPES[0], beam=3, **settings):
 
 def logit(level, given, doc, node):
     """Of one node for one document, by the equations."""
-    if isinstance(level, type(made(LightXML).trees[0].levels[0])):
+    if isinstance(level, DotLevel):
         vectors = torch.cat([given.vector(layer)[doc] for layer in range(-level.layers, 0)])
         row = level.table.weight[node]
         return level.project(vectors) @ row[:-1] + row[-1]
