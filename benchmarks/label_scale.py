@@ -3,10 +3,10 @@
     python benchmarks/label_scale.py --out FOLDER [--sizes 4000 ... 670000] [--heads PLT ...] [--plot FILE.svg]
 
 The corpora are the built-in generator's, 60,000 documents each. The encoder is a small BiLSTM with 30,000 words at
-most. `PLT` has clusters of 100 labels at most and 16 children of a node; levels are put on top until
-the highest has 64 nodes at most, so that each level costs the same and their number is a logarithm. Dense heads
-score all labels. Beyond 100,000 labels gradients of the tree's are those of candidates alone, and `RowAdam` trains it;
-dense heads have fused Adam.
+most. The trees of `PLT` and `LightXML` have clusters of --max_leaf labels at most and 16 children of a node; levels
+are put on top until the highest has 64 nodes at most, so that each level costs the same and their number is a
+logarithm. The others, `AttentionXML` without a tree and `Linear`, score all labels. Beyond 100,000 labels gradients of
+a tree's labels are those of candidates alone, and `RowAdam` trains it; the others have fused Adam.
 
 Each measurement is a process of its own, which may take --limit_gb. A step is forward, backward, clipping and update of
 a batch of 40; the encoder's part is its forward and backward. Documents keep 5 labels at most there, for the generator
@@ -28,31 +28,29 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jobs import markdown
+from label_scale_tables import HEADS, Row, of_heads, plot, stored, tables
 from torch import Tensor, nn
 
 from backbones import BiLSTM, Features
 from datamodules import Batch, LabelSpace, Sample, Targets
-from heads import PLT, AttentionXML, Head, Linear
+from heads import PLT, AttentionXML, Head, LightXML, Linear, TreeHead
 from heads.label_tree import balanced_clusters, level_widths, pifa, tfidf
 from heads.plt import TreeSettings
 from heads.tree_search import LabelTree
 from zoo.optimizers import RowAdam, clip
 
 SIZES = (4_000, 30_000, 130_000, 670_000)
-HEADS = ("PLT", "AttentionXML", "Linear")
+TREES = ("PLT", "LightXML")
 BATCH, BEAM, FANOUT, TOP = 40, 16, 16, 64
 CLIP = 5.0  # as in experiments/parts/trainer.yaml
 LABELS = 5  # of a document in a step
-COLOURS = {"PLT": "#0072B2", "AttentionXML": "#D55E00", "Linear": "#009E73", "encoder": "#666666"}  # Okabe and Ito's
-Row = dict[str, Any]
 
 
 # --- what is measured, each in a process of its own
@@ -88,10 +86,11 @@ def build_tree(options: Any) -> Row:
 
 
 def make_head(options: Any, dim: int, space: LabelSpace) -> Head:
-    if options.measure != "PLT":
+    if options.measure not in TREES:
         return {"AttentionXML": AttentionXML, "Linear": Linear}[options.measure](dim, space)
     shape = tree_shape(options.labels, options.max_leaf)
-    head = PLT(dim, space, tree=shape, beam=BEAM, sparse_above=options.sparse_above)
+    kind = {"PLT": PLT, "LightXML": LightXML}[options.measure]
+    head = kind(dim, space, tree=shape, beam=BEAM, sparse_above=options.sparse_above)
     head.trees[0].plant(torch.from_numpy(np.load(clusters_file(options))))  # type: ignore[operator]
     return head
 
@@ -135,7 +134,7 @@ def limited(batch: Batch) -> Batch:
 
 def candidates(head: Head) -> int:
     """Nodes that are scored for a document in a ranking, of all levels together."""
-    if not isinstance(head, PLT):
+    if not isinstance(head, TreeHead):
         return head.num_labels
     tree = head.trees[0]
     assert isinstance(tree, LabelTree)
@@ -167,7 +166,7 @@ class Step:
     def __init__(self, backbone: BiLSTM, head: Head, options: Any) -> None:
         self.backbone, self.head, self.options = backbone, head, options
         self.parameters = [*backbone.parameters(), *head.parameters()]
-        optimizer = RowAdam if isinstance(head, PLT) else torch.optim.Adam
+        optimizer = RowAdam if isinstance(head, TreeHead) else torch.optim.Adam
         self.optimizer = optimizer(self.parameters, lr=1e-3, fused=True)
 
     def __call__(self, batch: Batch) -> Row:
@@ -260,16 +259,10 @@ def in_process(options: Any, what: str, labels: int) -> Row | None:
     return found
 
 
-def stored(options: Any) -> dict[tuple[str, int], Row]:
-    file = Path(options.out) / "results.jsonl"
-    rows = [json.loads(line) for line in file.read_text("utf8").splitlines()] if file.is_file() else []
-    return {(row["what"], row["labels"]): row for row in rows}
-
-
 def measure_all(options: Any) -> None:
     Path(options.out).mkdir(parents=True, exist_ok=True)
     for labels in options.sizes:
-        before = ["corpus", "tree"] if "PLT" in options.heads else ["corpus"]
+        before = ["corpus", "tree"] if set(TREES) & set(options.heads) else ["corpus"]
         for what in [*before, *options.heads]:
             if (what, labels) in stored(options):
                 continue
@@ -277,122 +270,6 @@ def measure_all(options: Any) -> None:
             if (row := in_process(options, what, labels)) is not None:
                 with (Path(options.out) / "results.jsonl").open("a", encoding="utf8") as file:
                     file.write(json.dumps(row) + "\n")
-
-
-# --- what is told
-
-
-def of_heads(rows: dict[tuple[str, int], Row]) -> list[Row]:
-    return [rows[key] for key in sorted(rows, key=lambda key: (key[0] != "PLT", key)) if key[0] in HEADS]
-
-
-def tables(options: Any) -> str:
-    rows = stored(options)
-    header = ["head", "labels", "candidates", "step, ms", "encoder", "head", "clipping and update"]
-    header += ["step with all labels", "peak GB", "ranking, ms a document", "alone, ms", "load"]
-    lines = []
-    for row in of_heads(rows):
-        step = row["step"]
-        numbers = [step["ms"], step["encoder"], step["head"], step["clipping"] + step["optimizer"]]
-        numbers += [row["step_all"]["ms"]]
-        ranks = [f"{row[name]['ms']:,.2f}" for name in ("rank", "single")]
-        cells = [row["what"], f"{row['labels']:,}", f"{row['candidates']:,}", *(f"{n:,.0f}" for n in numbers)]
-        lines.append([*cells, f"{row['gb']:.2f}", *ranks, f"{row['load']:.1f}"])
-    parts = [markdown(header, lines), markdown(*tree_table(rows)), markdown(*growth_table(rows))]
-    return "\n\n".join(parts)
-
-
-def tree_table(rows: dict[tuple[str, int], Row]) -> tuple[list[str], list[list[str]]]:
-    trees = sorted((row for (what, _), row in rows.items() if what == "tree"), key=lambda row: int(row["labels"]))
-    lines = [
-        [f"{t['labels']:,}", " > ".join(f"{w:,}" for w in t["widths"]), f"{t['seconds']:.1f}", f"{t['gb']:.2f}"]
-        for t in trees
-    ]
-    return ["labels", "clusters by level", "building, s", "peak GB"], lines
-
-
-def growth_table(rows: dict[tuple[str, int], Row]) -> tuple[list[str], list[list[str]]]:
-    """Each size by the smallest of the same head."""
-    parts: dict[str, Callable[[Row], float]] = {
-        "head's part of a step": lambda row: float(row["step"]["head"]),
-        "clipping and update": lambda row: float(row["step"]["clipping"] + row["step"]["optimizer"]),
-        "step": lambda row: float(row["step"]["ms"]),
-        "head's part of a ranking": lambda row: float(row["rank"]["head"]),
-        "ranking alone": lambda row: float(row["single"]["ms"]),
-        "candidates": lambda row: float(row["candidates"]),
-    }
-    lines = []
-    for row in of_heads(rows):
-        first = min((r for r in of_heads(rows) if r["what"] == row["what"]), key=lambda r: int(r["labels"]))
-        ratios = [part(row) / part(first) for part in parts.values()]
-        ratios += [math.log(row["labels"]) / math.log(first["labels"]), row["labels"] / first["labels"]]
-        lines.append([row["what"], f"{row['labels']:,}", *(f"{ratio:,.2f}" for ratio in ratios)])
-    return ["times that of the smallest size", "labels", *parts, "log of labels", "labels' number"], lines
-
-
-# --- the picture
-
-
-def plot(options: Any) -> None:
-    try:
-        import matplotlib
-    except ImportError:
-        sys.exit("error: the picture needs matplotlib: pip install 'xmc-zoo[benchmarks]'")
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    style = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "label_scale", "axes.spines.top": False}
-    pyplot.rcParams.update(style | {"axes.spines.right": False, "font.family": "sans-serif"})
-    heads = of_heads(stored(options))
-    panels = {
-        "training step of 40 documents, ms": lambda row: row["step"]["ms"],
-        "peak memory of training, GB": lambda row: row["gb"],
-        "ranking, ms a document": lambda row: row["rank"]["ms"],
-    }
-    figure, places = pyplot.subplots(1, len(panels), figsize=(10.5, 3.4), layout="constrained")
-    for place, (title, value) in zip(places, panels.items(), strict=True):
-        lines = {name: [(r["labels"], value(r)) for r in heads if r["what"] == name] for name in HEADS}
-        if title.startswith("training"):
-            lines["encoder"] = [(r["labels"], r["step"]["encoder"]) for r in heads if r["what"] == "PLT"]
-        draw(place, title, {name: sorted(points) for name, points in lines.items() if points})
-    figure.savefig(options.plot, dpi=150, metadata={"Date": None} if Path(options.plot).suffix == ".svg" else None)
-    print(f"drawn: {options.plot}", file=sys.stderr)
-
-
-def draw(place: Any, title: str, lines: dict[str, list[tuple[float, float]]]) -> None:
-    """Lines on logarithmic axes, each with its name at its end."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
-
-    place.set(xscale="log", yscale="log", xlabel="labels")
-    place.set_title(title, loc="left", fontsize=9)
-    for name, points in lines.items():
-        style = {"color": COLOURS[name], "linewidth": 1 if name == "encoder" else 1.8}
-        place.plot(*zip(*points, strict=True), marker="" if name == "encoder" else "o", markersize=4, **style)
-    sizes = sorted({x for points in lines.values() for x, _ in points})
-    low, high = (end(y for points in lines.values() for _, y in points) for end in (min, max))
-    place.set_xlim(sizes[0] / 1.3, sizes[-1] * 9)  # room for the names
-    place.set_ylim(low / 1.4, high * 1.4)
-    place.xaxis.set(major_locator=FixedLocator(sizes), minor_locator=NullLocator())
-    place.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1000:,.0f}k"))
-    steps = (1, 2, 5) if high / low < 50 else (1,)
-    place.yaxis.set(major_locator=LogLocator(subs=steps), minor_locator=NullLocator())
-    place.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
-    place.grid(axis="y", color="#dddddd", linewidth=0.5)
-    for (name, points), y in zip(
-        lines.items(), apart([points[-1][1] for points in lines.values()], place), strict=True
-    ):
-        settings = {"color": COLOURS[name], "va": "center", "fontsize": 8.5}
-        place.annotate(name, (points[-1][0], y), (6, 0), textcoords="offset points", **settings)
-
-
-def apart(heights: Sequence[float], place: Any) -> list[float]:
-    """Heights of names, moved up as far as they would touch the one below."""
-    low, high = place.get_ylim()
-    gap = (high / low) ** 0.07
-    found, last = list(heights), 0.0
-    for i in sorted(range(len(found)), key=lambda i: found[i]):
-        found[i] = last = max(found[i], last * gap)
-    return found
 
 
 def main() -> None:
@@ -404,7 +281,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40, help="and batches that are ranked, and documents alone")
     parser.add_argument("--seconds", type=float, default=120, help="for each kind of them, at most but for two")
     parser.add_argument("--cpu_time", action="store_true", help="measure time of the processor")
-    parser.add_argument("--max_leaf", type=int, default=100)
+    parser.add_argument("--max_leaf", type=int, default=64)
     parser.add_argument("--sparse_above", type=int, default=100_000)
     parser.add_argument("--limit_gb", type=float, default=20)
     parser.add_argument("--plot", help="svg or png file to draw from the results")
