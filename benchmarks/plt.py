@@ -43,7 +43,7 @@ ROUNDS = 5
 
 
 def arguments(method: str, options: argparse.Namespace) -> list[str]:
-    """What `zoo fit` is given for a method; level by level, clusters have half of the epochs, in addition."""
+    """What `zoo fit` is given for a method; level by level, clusters and labels share the epochs."""
     corpus, epochs, begin = options.corpus, options.epochs, options.average_from
     averaged = [f"--stages.main.average_from={begin}"] if begin is not None else []
     width = [f"--model.backbone.hidden={options.hidden}"] if options.hidden else []
@@ -57,11 +57,14 @@ def arguments(method: str, options: argparse.Namespace) -> list[str]:
     if method == "AttentionXML, flat":
         chosen = [f"--stages.main.epochs={epochs}", *averaged, *width, "--model.head.negatives=null"]
         return [f"--config=experiments/attentionxml_{corpus}.yaml", *chosen]
-    half = max(epochs // 2, 1)
     width = [f"--model.backbone.encoder.init_args.hidden={options.hidden}"] if options.hidden else []
-    clusters = [f"--stages.clusters.epochs={half}", f"--stages.clusters.average_from={half // 2}"]
-    labels = [f"--stages.labels.epochs={epochs}", *(option.replace("main", "labels") for option in averaged)]
-    return [f"--config=experiments/attentionxml_tree_{corpus}.yaml", *width, *clusters, *labels]
+    levels = {"clusters": epochs // 2, "labels": epochs - epochs // 2}
+    stages = [
+        setting
+        for name, number in levels.items()
+        for setting in (f"--stages.{name}.epochs={number}", f"--stages.{name}.average_from={number // 2}")
+    ]
+    return [f"--config=experiments/attentionxml_tree_{corpus}.yaml", *width, *stages]
 
 
 def train(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
@@ -158,8 +161,10 @@ def main() -> None:
     parser.add_argument("corpus", choices=["reuters", "eurlex"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
-    parser.add_argument("--epochs", type=int, default=8, help="of all that scores labels")
-    parser.add_argument("--average_from", type=int, help="epoch from which weights are averaged")
+    parser.add_argument("--epochs", type=int, default=8, help="in all")
+    parser.add_argument(
+        "--average_from", type=int, help="epoch from which weights are averaged; by level: the second half"
+    )
     parser.add_argument("--hidden", type=int, help="width of the LSTM in each direction")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each with one thread")
     parser.add_argument("--out", default="runs/plt_table")
