@@ -22,7 +22,7 @@ from itertools import cycle
 from pathlib import Path
 
 import torch
-from jobs import cell, fit, markdown, results, side_by_side
+from jobs import cell, fit, markdown, results, run, side_by_side
 
 from backbones import BiLSTM, PerLevel
 from datamodules import Batch, EurLex, Reuters, TextDataModule
@@ -32,7 +32,9 @@ from zoo.module import ZooModule
 
 SHAPES = {"reuters": (16, 6), "eurlex": (64, 16)}  # clusters and beam, as in the experiments
 WIDTHS = {"reuters": 150, "eurlex": 128}  # of their LSTMs
-METHODS = ("LightAttention", "AttentionXML, tree", "AttentionXML, flat")
+FLAT = "AttentionXML, flat"
+METHODS = ("LightAttention", "AttentionXML, tree", FLAT)
+FORMS = {"labels alone": 0, "products": 1}  # `path_weight`
 RANKING = ("P@1", "P@3", "P@5", "nDCG@3", "nDCG@5", "PSP@1", "PSP@3", "PSP@5")
 OWN = ("clusters@beam", "labels@beam")
 GROUPS = {"macroR@5/rare": "R@5, labels with 1 to 3 documents"} | {
@@ -54,7 +56,7 @@ def arguments(method: str, options: argparse.Namespace) -> list[str]:
             *averaged,
             *width,
         ]
-    if method == "AttentionXML, flat":
+    if method == FLAT:
         chosen = [f"--stages.main.epochs={epochs}", *averaged, *width, "--model.head.negatives=null"]
         return [f"--config=experiments/attentionxml_{corpus}.yaml", *chosen]
     width = [f"--model.backbone.encoder.init_args.hidden={options.hidden}"] if options.hidden else []
@@ -68,15 +70,33 @@ def arguments(method: str, options: argparse.Namespace) -> list[str]:
 
 
 def train(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
-    """Results of every method and seed."""
+    """Results of every method and seed; of trees with either form of a label's probability, from the same training."""
+    runs = Path(options.out)
 
-    def run(method: str, seed: int) -> Path:
-        name = re.sub(r"\W+", "_", method.lower()).strip("_")
+    def trained(method: str, seed: int) -> Path:
         given = [*arguments(method, options), f"--seed_everything={seed}", *options.extra]
-        return fit(Path(options.out), f"{name}-{options.corpus}-{seed}", *given)
+        return fit(runs, f"{slug(method)}-{options.corpus}-{seed}", *given)
 
-    side_by_side([partial(run, method, seed) for seed in options.seeds for method in options.methods], options.jobs)
-    return {method: [results(run(method, seed)) for seed in options.seeds] for method in options.methods}
+    def tested(method: str, seed: int, weight: int) -> Path:
+        folder = trained(method, seed)
+        given = [f"--config={folder}/config.yaml", f"--ckpt_path={folder}/checkpoints/best.ckpt"]
+        name = f"{slug(method)}-{options.corpus}-{seed}-path{weight}"
+        return run("test", runs, name, *given, f"--model.head.path_weight={weight}")
+
+    side_by_side([partial(trained, method, seed) for seed in options.seeds for method in options.methods], options.jobs)
+    found: dict[str, list[dict[str, float]]] = {}
+    for method in options.methods:
+        if method == FLAT:
+            found[method] = [results(trained(method, seed)) for seed in options.seeds]
+            continue
+        for form, weight in FORMS.items():
+            folders = side_by_side([partial(tested, method, seed, weight) for seed in options.seeds], options.jobs)
+            found[f"{method}, {form}"] = [results(folder) for folder in folders]
+    return found
+
+
+def slug(method: str) -> str:
+    return re.sub(r"\W+", "_", method.lower()).strip("_")
 
 
 def tables(options: argparse.Namespace) -> None:
@@ -87,7 +107,6 @@ def tables(options: argparse.Namespace) -> None:
             for method, seeds in table.items()
         ]
         print(markdown(["", *names.values()], rows), end="\n\n")
-    print("seconds:", {method: [round(r["seconds"]) for r in seeds] for method, seeds in table.items()})
 
 
 def modules(options: argparse.Namespace, data: TextDataModule) -> dict[str, ZooModule]:
@@ -104,7 +123,7 @@ def modules(options: argparse.Namespace, data: TextDataModule) -> dict[str, ZooM
         "AttentionXML, tree: labels": ZooModule(
             data.space, partial(PerLevel, encoder=encoder), partial(tree, layer_per_level=True)
         ),
-        "AttentionXML, flat": ZooModule(data.space, encoder, AttentionXML),
+        FLAT: ZooModule(data.space, encoder, AttentionXML),
         "the encoder alone": ZooModule(data.space, encoder, AttentionXML),
     }
     for level, name in enumerate(("clusters", "labels")):
@@ -148,7 +167,7 @@ def seconds(options: argparse.Namespace) -> None:
         for name, step in steps.items():
             taken = [step() for _ in range(options.steps)]
             times[name] += taken if number else []  # the first round warms up
-    flat = statistics.median(times["AttentionXML, flat"])
+    flat = statistics.median(times[FLAT])
     rows = []
     for name, taken in times.items():
         middle = statistics.median(taken)
