@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -201,28 +202,15 @@ class PLT(TreeHead):
         hidden: widths of the layers that all nodes of a level share, before the last; [256] or [512, 256].
         layer_per_level: level d reads layer d of the backbone, such as `PerLevel`'s d-th encoder; all of them read
             the last by default.
-        tree: its shape.
-        beam: nodes of a level whose children are candidates.
-        cluster_weight: of the losses of clusters beside that of labels.
-        path_weight: exponent of the clusters' probabilities in that of a label; 0 leaves them out of it.
-        sparse_above: levels with more nodes than this have gradients for the rows of candidates alone.
+        common: settings of every `TreeHead`.
     """
 
     needs_tokens = True
 
     def __init__(
-        self,
-        dim: int,
-        space: LabelSpace,
-        hidden: Sequence[int] = (256,),
-        layer_per_level: bool = False,
-        tree: TreeSettings | None = None,
-        beam: int = 16,
-        cluster_weight: float = 1.0,
-        path_weight: float = 1.0,
-        sparse_above: int = 100_000,
+        self, dim: int, space: LabelSpace, hidden: Sequence[int] = (256,), layer_per_level: bool = False, **common: Any
     ) -> None:
-        super().__init__(dim, space, tree, beam, cluster_weight, path_weight, sparse_above)
+        super().__init__(dim, space, **common)
         if not hidden:
             raise UserError("--model.head.hidden=[]: give the width of at least one layer")
         check_low(1, hidden=min(hidden))
