@@ -15,16 +15,11 @@ from typing import Any
 
 def fit(runs: Path, name: str, *args: str, threads: int = 1) -> Path:
     """Folder of the finished run `name`; trains it unless that has been done."""
-    return run("fit", runs, name, *args, "--ckpt_path=last", threads=threads)
-
-
-def run(verb: str, runs: Path, name: str, *args: str, threads: int = 1) -> Path:
-    """Folder with the results of `zoo fit` or `zoo test` under this name, which runs unless it has done so before."""
     if not (folder := finished(runs, name)):
         log = runs / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        options = [f"--runs={runs}", f"--name={name}", "--wandb.mode=disabled", "--trainer.enable_progress_bar=false"]
-        command = [sys.executable, "-m", "zoo", verb, *args, *options]
+        options = ["--wandb.mode=disabled", "--trainer.enable_progress_bar=false", "--ckpt_path=last"]
+        command = [sys.executable, "-m", "zoo", "fit", *args, f"--runs={runs}", f"--name={name}", *options]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
         with log.open("a") as output:
             subprocess.run(command, stdout=output, stderr=output, env=environment, check=True)

@@ -13,6 +13,7 @@ end: it times steps of all methods in one process, in turn, N of each in every o
 from __future__ import annotations
 
 import argparse
+import pkgutil
 import re
 import statistics
 import time
@@ -22,12 +23,15 @@ from itertools import cycle
 from pathlib import Path
 
 import torch
-from jobs import cell, fit, markdown, results, run, side_by_side
+import yaml
+from jobs import cell, fit, markdown, results, side_by_side
 
 from backbones import BiLSTM, PerLevel
 from datamodules import Batch, EurLex, Reuters, TextDataModule
 from heads import PLT, AttentionXML
 from heads.plt import TreeSettings
+from zoo.checkpoint import rebuild
+from zoo.metrics import RankingMetrics
 from zoo.module import ZooModule
 
 SHAPES = {"reuters": (16, 6), "eurlex": (64, 16)}  # clusters and beam, as in the experiments
@@ -77,22 +81,33 @@ def train(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
         given = [*arguments(method, options), f"--seed_everything={seed}", *options.extra]
         return fit(runs, f"{slug(method)}-{options.corpus}-{seed}", *given)
 
-    def tested(method: str, seed: int, weight: int) -> Path:
-        folder = trained(method, seed)
-        given = [f"--config={folder}/config.yaml", f"--ckpt_path={folder}/checkpoints/best.ckpt"]
-        name = f"{slug(method)}-{options.corpus}-{seed}-path{weight}"
-        return run("test", runs, name, *given, f"--model.head.path_weight={weight}")
-
     side_by_side([partial(trained, method, seed) for seed in options.seeds for method in options.methods], options.jobs)
     found: dict[str, list[dict[str, float]]] = {}
     for method in options.methods:
+        folders = [trained(method, seed) for seed in options.seeds]
         if method == FLAT:
-            found[method] = [results(trained(method, seed)) for seed in options.seeds]
-            continue
-        for form, weight in FORMS.items():
-            folders = side_by_side([partial(tested, method, seed, weight) for seed in options.seeds], options.jobs)
-            found[f"{method}, {form}"] = [results(folder) for folder in folders]
+            found[method] = [results(folder) for folder in folders]
+        else:
+            for form, weight in FORMS.items():
+                found[f"{method}, {form}"] = [results(folder) | tested(folder, weight) for folder in folders]
     return found
+
+
+@torch.inference_mode()
+def tested(folder: Path, weight: float) -> dict[str, float]:
+    """Metrics of the best checkpoint, in per cent, with this `path_weight`; none where it was tested with it."""
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    if config["model"]["head"]["init_args"]["path_weight"] == weight:
+        return {}
+    data = pkgutil.resolve_name(config["data"]["class_path"])(**config["data"]["init_args"])
+    module = rebuild(folder / "checkpoints" / "best.ckpt")
+    for tree in module.head.trees:
+        tree.path_weight = weight
+    metrics = RankingMetrics(module.space)
+    for batch in data.test_dataloader():
+        ranking = module.rank(batch, min(module.depth, module.space.num_labels))
+        metrics.update(ranking.scores, ranking.labels, batch.targets, counted=batch.rows >= 0)
+    return {name: 100 * float(value) for name, value in metrics.compute().items()}
 
 
 def slug(method: str) -> str:
