@@ -122,15 +122,18 @@ class DotLevel(Level):
         width: of a node's vector; none for that of the document's, without a map.
         layers: the document's vectors of so many last layers, side by side.
         dropout: of those.
+        chance: probability of a node, or of each, that the level begins with.
         sparse: whether gradients of the nodes' vectors have only the rows of candidates.
     """
 
-    def __init__(self, dim: int, nodes: int, width: int | None, layers: int, dropout: float, sparse: bool) -> None:
+    def __init__(
+        self, dim: int, nodes: int, width: int | None, layers: int, dropout: float, chance: Tensor, sparse: bool
+    ) -> None:
         super().__init__(nodes, (width or dim * layers) + 1, sparse)  # the last number is a bias
         self.layers, self.dropout = layers, nn.Dropout(dropout)
         self.project = nn.Linear(dim * layers, width) if width else nn.Identity()
         with torch.no_grad():
-            self.table.weight[:, -1] = 0
+            self.table.weight[:, -1] = chance.logit()
 
     def per_token(self, features: Features) -> tuple[Tensors, Tensor]:
         vectors = torch.cat([features.vector(layer) for layer in range(-self.layers, 0)], dim=-1)

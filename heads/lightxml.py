@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from datamodules.batch import LabelSpace
 from heads.base import check_low
 from heads.candidates import DotLevel, Level
@@ -29,8 +31,13 @@ class LightXML(TreeHead):
         super().__init__(dim, space, **common)
         check_low(1, layers=layers, hidden=hidden)
         self.needs_layers, self.hidden, self.dropout = layers, hidden, dropout
+        self.prior, self.positives = space.prior(), sum(space.counts) / max(space.num_documents, 1)
         self.add_trees()
 
     def make_level(self, nodes: int, depth: int) -> Level:
-        width = self.hidden if depth == len(self.widths) else None
-        return DotLevel(self.dim, nodes, width, self.needs_layers, self.dropout, self.sparse(nodes))
+        width, chance = None, torch.tensor(self.positives / nodes)
+        if depth == len(self.widths):
+            # A label is a candidate where its cluster is in the beam: about so much more often true than elsewhere.
+            width, chance = self.hidden, self.prior * max(self.widths[-1] / self.beam, 1)
+        chance = chance.clamp(1e-6, 0.5)
+        return DotLevel(self.dim, nodes, width, self.needs_layers, self.dropout, chance, self.sparse(nodes))

@@ -317,3 +317,17 @@ def test_nothing_has_the_size_of_documents_times_labels(kind):
         head.checks(features(docs), truth)
     assert 0 < largest.numel < docs * labels / 6
     assert head.trees[0].levels[-1].table.weight.grad.is_sparse
+
+
+def test_lightxml_begins_with_the_frequency_of_labels():
+    head = LightXML(DIM, SPACE, tree=TreeSettings(clusters=8), beam=2)
+    clusters, labels = (level.table.weight[:, -1].sigmoid() for level in head.trees[0].levels)
+    assert torch.allclose(clusters, torch.tensor(0.5))  # 874 labels of 90 documents
+    assert torch.allclose(labels, (SPACE.prior() * 8 / 2).clamp_max(0.5), atol=1e-6)
+    rare = LabelSpace([f"l{i}" for i in range(LABELS)], [2] * LABELS, 400, 9)
+    clusters, labels = (
+        level.table.weight[:, -1].sigmoid()
+        for level in LightXML(DIM, rare, tree=TreeSettings(clusters=8)).trees[0].levels
+    )
+    assert torch.allclose(clusters, torch.tensor(2 * LABELS / 400 / 8))
+    assert torch.allclose(labels, rare.prior())  # the beam is as wide as the tree
