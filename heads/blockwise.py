@@ -92,10 +92,15 @@ class BlockwiseBCE(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.grads is None:
-            raise RuntimeError("backward() a second time: the gradients of this loss have been handed out")
-        grads, ctx.grads = ctx.grads, None
-        return (*[None] * 6, *(None if grad is None else grad.mul_(scale) for grad in grads))
+        return (*[None] * 6, *handed_out(ctx, scale))
+
+
+def handed_out(ctx: Any, scale: Tensor) -> list[Tensor | None]:
+    """The gradients that a forward pass has left in `ctx`, which has them once."""
+    if ctx.grads is None:
+        raise RuntimeError("backward() a second time: the gradients of this loss have been handed out")
+    grads, ctx.grads = ctx.grads, None
+    return [None if grad is None else grad.mul_(scale) for grad in grads]
 
 
 def parted(tensors: Sequence[Any], sizes: tuple[int, int]) -> tuple[Sequence[Any], ...]:

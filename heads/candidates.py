@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from backbones.base import Features
-from heads.blockwise import Tensors, add_gradients, groups_of_documents, leaves, parted
+from heads.blockwise import Tensors, add_gradients, groups_of_documents, handed_out, leaves, parted
 from heads.label_attention import attend
 
 MANY = 4096  # nodes: with more of them their vectors would begin near zero, all attention uniform
@@ -188,7 +188,4 @@ class CandidateBCE(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.grads is None:
-            raise RuntimeError("backward() a second time: the gradients of this loss have been handed out")
-        grads, ctx.grads = ctx.grads, None
-        return (*[None] * 6, *(None if grad is None else grad.mul_(scale) for grad in grads))
+        return (*[None] * 6, *handed_out(ctx, scale))
