@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from datamodules.batch import Batch, LabelSpace
@@ -22,6 +23,7 @@ class Features:
     pooled: Tensor  # (batch, dim)
     layers: tuple[Tensor, ...]  # of every layer, for `states` to read; layers[-1] is tokens
     vectors: tuple[Tensor, ...] = ()  # of every layer, each like `pooled`; empty where that is the only one
+    batch: Batch | None = None  # what it was made from, for heads that read words
 
     def states(self, layer: int) -> Tensor:
         """Token states of a layer, the first being 1 and the last -1; zeros on padding."""
@@ -37,7 +39,7 @@ class Features:
         if self.pooled.dtype == self.tokens.dtype == torch.float32:
             return self
         layers, vectors = (tuple(tensor.float() for tensor in part) for part in (self.layers, self.vectors))
-        return Features(layers[-1], self.mask, self.pooled.float(), layers, vectors)
+        return Features(layers[-1], self.mask, self.pooled.float(), layers, vectors, self.batch)
 
 
 class Backbone(nn.Module, ABC):
@@ -47,6 +49,7 @@ class Backbone(nn.Module, ABC):
     num_layers: int = 1
     has_tokens: bool = True
     max_length: int | None = None  # tokens that it can read at most
+    reads_counts: bool = False  # True: `learn_counts` is called before training
 
     @abstractmethod
     def forward(self, batch: Batch) -> Features: ...
@@ -59,6 +62,9 @@ class Backbone(nn.Module, ABC):
     def self_contained(self) -> dict[str, Any]:
         """Settings that, put over its own, build it again from a checkpoint, without other files."""
         return {}
+
+    def learn_counts(self, counts: csr_array) -> None:
+        """Take in how often each training document has each token, (documents, vocab_size)."""
 
     def load_vectors(self, vectors: Tensor) -> None:
         """Start from pretrained word vectors (vocab_size, width)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -257,7 +258,7 @@ class StageSchedule(Callback):
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(data, TextDataModule):
             raise UserError(f"stage {stage.name!r} chooses documents: that needs a datamodule of the zoo")
-        chosen: np.ndarray = getattr(self.head, stage.documents)(data.train_targets(), self.seed).numpy()
+        chosen: np.ndarray = attrgetter(stage.documents)(self.head)(data.train_targets(), self.seed).numpy()
         if not len(chosen):
             raise UserError(f"stage {stage.name!r}: {stage.documents} chooses none of the training documents")
         return chosen
@@ -291,7 +292,7 @@ class StageSchedule(Callback):
             torch.manual_seed(step_seed(self.seed, *place))
             context = TrainerContext(self.trainer, self.module, self.stage.name, self.seed, *place[1:])
             for method in methods:
-                getattr(self.head, method)(context)
+                attrgetter(method)(self.head)(context)
             same_on_all_processes(self.trainer, self.head)
 
     def _rest(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from inspect import signature
+from operator import attrgetter
 from typing import Any, Literal
 
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
@@ -120,7 +121,10 @@ class Stage:
 
 
 def check_method(where: str, head: Head, name: str, *arguments: str) -> None:
-    method = getattr(head, name, None)
+    try:
+        method = attrgetter(name)(head)
+    except AttributeError:
+        method = None
     if not callable(method):
         raise UserError(f"{where}: {type(head).__name__} has no method {name!r}")
     try:

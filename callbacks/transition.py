@@ -45,13 +45,21 @@ class TrainerContext:
     def train_words(self) -> csr_array:
         return self.data.train_words()
 
+    def train_features(self, rows: Tensor | None = None) -> Iterator[tuple[Features, Batch]]:
+        return self._features(self.data.pass_dataloader("train", None if rows is None else rows.numpy()))
+
+    def val_targets(self) -> Targets:
+        return self.data.targets("val")
+
+    def val_features(self) -> Iterator[tuple[Features, Batch]]:
+        return self._features(self.data.pass_dataloader("val"))
+
     @torch.no_grad()
-    def train_features(self) -> Iterator[tuple[Features, Batch]]:
-        """Every training document once over all processes together, in evaluation mode."""
+    def _features(self, batches: Iterable[Batch]) -> Iterator[tuple[Features, Batch]]:
         modes = {part: part.training for part in self.module.modules()}
         self.module.eval()
         try:
-            for batch in self.track(self.data.pass_dataloader(), "reading"):
+            for batch in self.track(batches, "reading"):
                 if batch.rows[0] >= 0:  # otherwise a repeat, for a process that has none of the last documents
                     batch = batch.to(self.module.device)
                     with self.trainer.precision_plugin.forward_context():
@@ -164,8 +172,14 @@ def from_epoch_start(checkpoint: dict[str, Any]) -> bool:
 def same_on_all_processes(trainer: Trainer, module: nn.Module) -> None:
     """Sums may differ in the last bit from process to process: the first one's result holds."""
     if trainer.world_size > 1:
+        for part in module.modules():  # what has no fixed size, such as the weights of a linear engine
+            if "get_extra_state" in vars(type(part)):
+                state = [part.get_extra_state()]
+                torch.distributed.broadcast_object_list(state, src=0)
+                part.set_extra_state(state[0])
         for value in module.state_dict().values():
-            torch.distributed.broadcast(value, src=0)
+            if isinstance(value, Tensor):
+                torch.distributed.broadcast(value, src=0)
 
 
 def parts_at_rest(module: nn.Module) -> list[nn.Module]:

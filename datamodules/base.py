@@ -156,7 +156,11 @@ class TextDataModule(pl.LightningDataModule, ABC):
 
     def train_targets(self) -> Targets:
         """Labels of all training documents, in corpus order."""
-        return self._rows("train").targets()
+        return self.targets("train")
+
+    def targets(self, split: str) -> Targets:
+        """Labels of all documents of a split, in corpus order."""
+        return self._rows(split).targets()
 
     def train_words(self) -> csr_array:
         """How often each training document has each token, in corpus order, (documents, vocabulary)."""
@@ -174,9 +178,9 @@ class TextDataModule(pl.LightningDataModule, ABC):
         sampler = self._sampler(rows, self.batch_size, self.chosen, shuffle=True, epoch=epoch, skip=skip)
         return self._loader(rows, sampler)
 
-    def pass_dataloader(self) -> DataLoader[Batch]:
-        """Every training document once, over all processes together."""
-        return self._eval_loader("train")
+    def pass_dataloader(self, split: str = "train", chosen: np.ndarray | None = None) -> DataLoader[Batch]:
+        """Every document of a split, or each that is chosen, once over all processes together."""
+        return self._eval_loader(split, chosen)
 
     def val_dataloader(self) -> DataLoader[Batch]:
         chosen = None

@@ -81,7 +81,8 @@ class Batch(Movable):
     ids: Tensor  # (batch, length) int64
     mask: Tensor  # (batch, length) bool
     targets: Targets
-    rows: Tensor  # (batch,) position in the corpus; -1 marks a repeat that must not be counted
+    rows: Tensor  # (batch,) position in the corpus, past its end for a copy; -1 marks a repeat, not to be counted
+    values: Tensor | None = None  # (batch, length) of features in a corpus that has no texts; a word counts 1
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -63,7 +63,10 @@ class _Lists(NamedTuple):
 
 
 class EncodedRows(Dataset[Batch]):
-    """Documents of one split; `rows[[3, 5, ~7]]` is a padded batch, its last row marked as not to be counted."""
+    """Documents of one split; `rows[[3, 5, ~7]]` is a padded batch, its last row marked as not to be counted.
+
+    A row number at or past the number of documents, r + c * len(rows), is copy c of document r.
+    """
 
     def __init__(self, path: Path, pad_id: int) -> None:
         self.path, self.pad_id = path, pad_id
@@ -99,7 +102,7 @@ class EncodedRows(Dataset[Batch]):
         return Targets(torch.from_numpy(starts), torch.from_numpy(values.astype(np.int64)))
 
     def __getitem__(self, rows: list[int]) -> Batch:
-        places = [row if row >= 0 else ~row for row in rows]
+        places = [(row if row >= 0 else ~row) % len(self) for row in rows]
         tokens = [self._tokens[p // CHUNK][p % CHUNK] for p in places]
         labels = [self._labels[p // CHUNK][p % CHUNK] for p in places]
         ids, mask = pad(tokens, self.pad_id)

@@ -33,7 +33,7 @@ class LengthBatches(Sampler[list[int]]):
         skip: int = 0,
     ) -> None:
         self.chosen = np.arange(len(lengths)) if chosen is None else chosen
-        self.lengths = lengths[self.chosen]
+        self.lengths = lengths[self.chosen % max(len(lengths), 1)]  # numbers past the end are of copies
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.rank, self.world, self.epoch, self.skip = rank, world, epoch, skip
 

@@ -41,8 +41,17 @@ class TransitionContext(Protocol):
     def train_words(self) -> csr_array:
         """How often each training document has each token, in corpus order, (documents, vocabulary)."""
 
-    def train_features(self) -> Iterator[tuple[Features, Batch]]:
-        """Every training document once over all processes together, in evaluation mode; `batch.rows` numbers them."""
+    def train_features(self, rows: Tensor | None = None) -> Iterator[tuple[Features, Batch]]:
+        """Every training document (each of `rows`, if given) once over all processes together, in evaluation mode.
+
+        `batch.rows` numbers them, in corpus order.
+        """
+
+    def val_targets(self) -> Targets:
+        """Labels of all validation documents, in corpus order."""
+
+    def val_features(self) -> Iterator[tuple[Features, Batch]]:
+        """Every validation document once over all processes together, in evaluation mode."""
 
     def track(self, items: Iterable[T], what: str) -> Iterator[T]:
         """The items of a long loop, as many on every process: with a progress bar, and SIGTERM ends it."""
@@ -58,7 +67,8 @@ class Head(nn.Module, ABC):
     """Scores labels from features. `DenseHead` is the short way to a new one.
 
     A method that takes a `TransitionContext` can be named in `on_enter` and `each_epoch` of a stage; one that takes
-    the training `Targets` and a seed, and returns row numbers, in its `documents`.
+    the training `Targets` and a seed, and returns row numbers, in its `documents`. Of a head that has others in it,
+    theirs go by dotted names, such as `inner.fit`.
     """
 
     needs_tokens: bool = False  # True: refuses a backbone that has no token states
@@ -87,10 +97,17 @@ class Head(nn.Module, ABC):
     @property
     def pending(self) -> tuple[str, ...]:
         """Transitions without which the head is of no use: some stage that is to come must name them in `on_enter`."""
-        return ()
+        return tuple(f"{name}.{method}" for name, part in self.inner_heads.items() for method in part.pending)
+
+    @property
+    def inner_heads(self) -> dict[str, Head]:
+        """Heads that are part of it, by name."""
+        return {name: child for name, child in self.named_children() if isinstance(child, Head)}
 
     def check_plan(self, transitions: Sequence[str]) -> None:
         """Refuse transitions of the stages to come, in their order, that make no sense together."""
+        for name, part in self.inner_heads.items():
+            part.check_plan([t.removeprefix(f"{name}.") for t in transitions if t.startswith(f"{name}.")])
 
     def learn_labels(self, space: LabelSpace, examples: Iterable[tuple[Features, Targets]]) -> None:
         """Without training: take in the labels that `space` has at its end, and update known ones, from documents."""

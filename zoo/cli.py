@@ -48,6 +48,7 @@ SILENCED = (
     "callbacks used to create the checkpoint",  # those of training, which a test does not need
     "dataloader is not resumable",  # its sampler is
     r"isinstance\(treespec, LeafSpec\)",  # between Lightning and torch
+    "configure_optimizers` returned `None`",  # a linear engine has nothing for one
     "sync_dist=True",  # metrics are reduced before they are logged
     "exists and is not empty",  # so it is in a run that goes on
     "smaller than the logging interval",  # true of every small stage

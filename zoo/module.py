@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytorch_lightning as pl
@@ -90,7 +91,7 @@ class ZooModule(pl.LightningModule):
 
     def forward(self, batch: Batch) -> Features:
         features: Features = self.backbone(batch)
-        return features
+        return replace(features, batch=batch)
 
     def take_labels(self, head: Head, space: LabelSpace) -> None:
         """Go on with a head that has learned the labels of `space`; the tuned threshold stays."""
@@ -111,6 +112,8 @@ class ZooModule(pl.LightningModule):
                 raise UserError(f"processes have different corpora, this one {data.corpus_name}: prepare it once alone")
             if stage == "fit" and (vectors := data.word_vectors()) is not None:
                 self.backbone.load_vectors(vectors.matrix)
+            if stage == "fit" and self.backbone.reads_counts:
+                self.backbone.learn_counts(data.train_words())
         if stage == "fit" and self.start is not None:
             self.on_load_checkpoint(self.start)
             take_weights(self, self.start["state_dict"])
@@ -193,7 +196,8 @@ class ZooModule(pl.LightningModule):
         self._measure_parts("test")
 
     def configure_optimizers(self) -> Any:
-        return self.optimizer_of(self.stage, {name: p for name, p in self.named_parameters() if p.requires_grad})
+        parameters = {name: p for name, p in self.named_parameters() if p.requires_grad}
+        return self.optimizer_of(self.stage, parameters) if parameters else None  # a linear engine has none
 
     def optimizer_of(self, stage: Stage, parameters: dict[str, nn.Parameter]) -> dict[str, Any]:
         """A new optimizer and scheduler, as a stage wants them."""
@@ -276,7 +280,12 @@ def fitting_vocabulary(data: TextDataModule, limit: int | None) -> Vocabulary:
 def take_weights(module: nn.Module, weights: dict[str, Tensor]) -> None:
     """Start from another model's weights; what has another name or shape there starts anew, and is named."""
     mine = module.state_dict()
-    fitting = {name: value for name, value in weights.items() if name in mine and mine[name].shape == value.shape}
+    fitting = {name: value for name, value in weights.items() if name in mine and alike(mine[name], value)}
     module.load_state_dict(fitting, strict=False)
     if anew := [name for name in mine if name not in fitting]:
         note(f"not in the checkpoint, or of another shape, so they start anew: {', '.join(anew)}")
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether one can take the place of the other; extra states, which are no tensors, always can."""
+    return not isinstance(one, Tensor) or one.shape == other.shape
