@@ -2,8 +2,10 @@
 
 from backbones.base import Backbone, Features, WordBackbone
 from backbones.bilstm import BiLSTM
+from backbones.bow import Bow
 from backbones.cnn import CNN
 from backbones.per_level import PerLevel
 from backbones.transformer import Transformer
+from backbones.words import Words
 
-__all__ = ["CNN", "Backbone", "BiLSTM", "Features", "PerLevel", "Transformer", "WordBackbone"]
+__all__ = ["CNN", "Backbone", "BiLSTM", "Bow", "Features", "PerLevel", "Transformer", "WordBackbone", "Words"]

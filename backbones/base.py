@@ -50,6 +50,7 @@ class Backbone(nn.Module, ABC):
     has_tokens: bool = True
     max_length: int | None = None  # tokens that it can read at most
     reads_counts: bool = False  # True: `learn_counts` is called before training
+    reads_values: bool = False  # True: knows values of features; others see only which of them a document has
 
     @abstractmethod
     def forward(self, batch: Batch) -> Features: ...
@@ -72,10 +73,15 @@ class Backbone(nn.Module, ABC):
 
 
 class WordBackbone(Backbone):
-    """A backbone that begins with a table of word vectors."""
+    """A backbone that begins with a table of word vectors; `first` bounds the tokens that it reads of a document."""
 
-    def __init__(self, space: LabelSpace, embed_dim: int, embed_dropout: float, freeze_embedding: bool) -> None:
+    def __init__(
+        self, space: LabelSpace, embed_dim: int, embed_dropout: float, freeze_embedding: bool, first: int | None = None
+    ) -> None:
         super().__init__()
+        if first is not None and first < 1:
+            raise UserError(f"--model.backbone.first={first} is too low: the lowest is 1")
+        self.first = first
         self.embedding = nn.Embedding(space.vocab_size, embed_dim, padding_idx=space.pad_id)
         with torch.no_grad():
             self.embedding.weight.uniform_(-1, 1)[space.pad_id] = 0

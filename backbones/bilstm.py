@@ -15,6 +15,9 @@ class BiLSTM(WordBackbone):
 
     Each direction is an LSTM of its own over plain tensors. The backward one reads every document reversed
     within its own length, so no packing is needed: on a CPU packed sequences run more than 20 times slower.
+
+    Args:
+        first: read only so many tokens of a document, from its beginning, where another part reads more of them.
     """
 
     def __init__(
@@ -27,8 +30,9 @@ class BiLSTM(WordBackbone):
         pooling: Pooling = "attention",
         learned_state: bool = True,
         freeze_embedding: bool = False,
+        first: int | None = None,
     ) -> None:
-        super().__init__(space, embed_dim, embed_dropout, freeze_embedding)
+        super().__init__(space, embed_dim, embed_dropout, freeze_embedding, first)
         self.dim = 2 * hidden
         self.forward_lstm = nn.LSTM(embed_dim, hidden, batch_first=True)
         self.backward_lstm = nn.LSTM(embed_dim, hidden, batch_first=True)
@@ -39,6 +43,7 @@ class BiLSTM(WordBackbone):
         self.pool = MaskedPool(self.dim, pooling)
 
     def forward(self, batch: Batch) -> Features:
+        batch = batch.first(self.first)
         words = self.embed(batch)
         reverse = reversed_positions(batch.mask)
         ahead = self.run(self.forward_lstm, words, 0)

@@ -13,7 +13,11 @@ from datamodules.batch import Batch, LabelSpace
 
 
 class CNN(WordBackbone):
-    """XML-CNN: convolutions of several widths, dynamic max pooling into chunks, a bottleneck layer."""
+    """XML-CNN: convolutions of several widths, dynamic max pooling into chunks, a bottleneck layer.
+
+    Args:
+        first: read only so many tokens of a document, from its beginning, where another part reads more of them.
+    """
 
     def __init__(
         self,
@@ -25,8 +29,9 @@ class CNN(WordBackbone):
         embed_dropout: float = 0.2,
         dropout: float = 0.5,
         freeze_embedding: bool = False,
+        first: int | None = None,
     ) -> None:
-        super().__init__(space, embed_dim, embed_dropout, freeze_embedding)
+        super().__init__(space, embed_dim, embed_dropout, freeze_embedding, first)
         self.dim, self.chunks = dim, chunks
         # The filters share `dim` evenly, so that token states and the bottleneck are equally wide.
         filters = [dim // len(widths) + (i < dim % len(widths)) for i in range(len(widths))]
@@ -36,6 +41,7 @@ class CNN(WordBackbone):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, batch: Batch) -> Features:
+        batch = batch.first(self.first)
         words = self.embed(batch).mT  # (batch, embed_dim, length)
         views = [conv(F.pad(words, around)) for conv, around in zip(self.convs, self.around, strict=True)]
         states = torch.cat(views, 1).mT.relu()

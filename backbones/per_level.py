@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from backbones.base import Backbone, Features
@@ -35,6 +36,7 @@ class PerLevel(Backbone):
         self.encoders = nn.ModuleList(copies)
         self.dim, self.has_tokens, self.num_layers = copies[0].dim, copies[0].has_tokens, levels
         self.max_length = copies[0].max_length
+        self.reads_counts, self.reads_values = copies[0].reads_counts, copies[0].reads_values
         self.register_buffer("level", torch.tensor(levels - 1))
 
     def begin(self, level: int) -> None:
@@ -51,6 +53,11 @@ class PerLevel(Backbone):
         each += each[-1:] * (len(self.encoders) - len(each))
         layers, vectors = tuple(f.tokens for f in each), tuple(f.pooled for f in each)
         return Features(layers[-1], each[-1].mask, vectors[-1], layers, vectors)
+
+    def learn_counts(self, counts: csr_array) -> None:
+        for encoder in self.encoders:
+            assert isinstance(encoder, Backbone)
+            encoder.learn_counts(counts)
 
     def load_vectors(self, vectors: Tensor) -> None:
         for encoder in self.encoders:

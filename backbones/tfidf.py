@@ -7,6 +7,7 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor, nn
 
+from datamodules.bags import bag_width, bags
 from datamodules.batch import Batch, LabelSpace
 
 
@@ -18,17 +19,20 @@ class TfIdf(nn.Module):
     Args:
         min_documents: words that fewer training documents have are left out.
         sublinear: count by the logarithm; False takes counts, or values of features, as they are.
+        lead: words among the first so many of a document, and pairs of neighbours there, have weights of their own,
+            together as long as those of the whole document; 0 for none. See `datamodules.bags`.
     """
 
-    idf: Tensor  # (vocab_size,), 0 for words that are left out
+    idf: Tensor  # (width,), 0 for words that are left out
 
-    def __init__(self, space: LabelSpace, min_documents: int = 2, sublinear: bool = True) -> None:
+    def __init__(self, space: LabelSpace, min_documents: int = 2, sublinear: bool = True, lead: int = 0) -> None:
         super().__init__()
-        self.pad_id, self.min_documents, self.sublinear = space.pad_id, min_documents, sublinear
-        self.register_buffer("idf", torch.zeros(space.vocab_size))
+        self.pad_id, self.vocab_size, self.lead = space.pad_id, space.vocab_size, lead
+        self.min_documents, self.sublinear = min_documents, sublinear
+        self.register_buffer("idf", torch.zeros(bag_width(space.vocab_size, lead)))
 
     def learn(self, counts: csr_array) -> None:
-        """From the counts of each word in each training document, (documents, vocab_size)."""
+        """From the counts of each word in each training document, (documents, width)."""
         documents = np.bincount(counts.indices, minlength=counts.shape[1])
         idf = 1 + np.log((1 + counts.shape[0]) / (1 + documents))
         idf[documents < self.min_documents] = 0
@@ -42,18 +46,17 @@ class TfIdf(nn.Module):
         kept = np.concatenate([[0], (data != 0).cumsum()])  # of all that comes before a place
         starts = kept[counts.indptr].astype(counts.indptr.dtype)
         indices, data = counts.indices[data != 0], data[data != 0]
-        sizes = np.diff(starts)
-        length = np.sqrt(np.bincount(np.arange(len(sizes)).repeat(sizes), data**2, minlength=len(sizes)))
-        return csr_array((data / length.repeat(sizes).astype(np.float32), indices, starts), counts.shape)
+        row = np.arange(len(starts) - 1).repeat(np.diff(starts))
+        if self.lead:
+            data /= _lengths(2 * row + (indices >= self.vocab_size), data)
+        return csr_array((data / _lengths(row, data), indices, starts), counts.shape)
 
     def counts(self, batch: Batch) -> csr_array:
-        """How often each document of a batch has each word, (batch, vocab_size)."""
+        """How often each document of a batch has each word, (batch, width)."""
         mask = batch.mask.cpu().numpy()
-        values = np.ones(mask.sum(), np.float32) if batch.values is None else batch.values.cpu().numpy()[mask]
+        values = None if batch.values is None else batch.values.cpu().numpy()[mask]
         starts = np.concatenate([[0], mask.sum(1).cumsum()])
-        counts = csr_array((values, batch.ids.cpu().numpy()[mask], starts), (len(batch), len(self.idf)))
-        counts.sum_duplicates()
-        return counts
+        return bags(batch.ids.cpu().numpy()[mask], starts, values, self.vocab_size, self.lead)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Words (batch, length) of each document, and their weights, 0 on padding and on repeats of a word."""
@@ -69,3 +72,9 @@ class TfIdf(nn.Module):
     def _damped(self, counts: Tensor) -> Tensor:
         """1 + ln(count); what is less than 1, as values of features may be, stays."""
         return torch.where(counts > 1, 1 + counts.clamp_min(1).log(), counts) if self.sublinear else counts
+
+
+def _lengths(group: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The Euclidean length of its group, for each value."""
+    lengths: np.ndarray = np.sqrt(np.bincount(group, values**2))[group].astype(np.float32)
+    return lengths

@@ -6,13 +6,17 @@ from datamodules.builtin import Sample
 from datamodules.eurlex import EurLex
 from datamodules.reuters import Reuters
 from datamodules.text import TextFiles
+from datamodules.xmc import Bibtex, Delicious, SparseFiles
 
 __all__ = [
     "Batch",
+    "Bibtex",
+    "Delicious",
     "EurLex",
     "LabelSpace",
     "Reuters",
     "Sample",
+    "SparseFiles",
     "Targets",
     "TextDataModule",
     "TextFiles",

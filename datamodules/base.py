@@ -18,6 +18,7 @@ from rich.panel import Panel
 from scipy.sparse import csr_array
 from torch.utils.data import DataLoader
 
+from datamodules.augment import Augmentation, RowsWithCopies
 from datamodules.batch import Batch, LabelSpace, Targets
 from datamodules.errors import UserError
 from datamodules.files import written_whole
@@ -92,6 +93,8 @@ class TextDataModule(pl.LightningDataModule, ABC):
         self.cache_dir = Path(cache_dir or default).expanduser()
         self.vector_coverage: float | None = None  # share of words that pretrained vectors were found for
         self.chosen: np.ndarray | None = None  # training documents to take, of `train_targets`; all if not given
+        self.stage: str | None = None  # for whose training documents are served
+        self.augmentation: Augmentation | None = None  # in its stage documents with rare labels come with copies
 
     @abstractmethod
     def find_corpus(self) -> Corpus:
@@ -162,12 +165,34 @@ class TextDataModule(pl.LightningDataModule, ABC):
         """Labels of all documents of a split, in corpus order."""
         return self._rows(split).targets()
 
-    def train_words(self) -> csr_array:
-        """How often each training document has each token, in corpus order, (documents, vocabulary)."""
-        return self._rows("train").token_counts(self.space.vocab_size)
+    def train_words(self, lead: int = 0) -> csr_array:
+        """How often each training document has each token, in corpus order, (documents, vocabulary); see `bags`."""
+        return self._rows("train").token_counts(self.space.vocab_size, lead)
+
+    def _augmentation(self, stage: str | None) -> Augmentation | None:
+        """What is done in this stage, if anything."""
+        return self.augmentation if self.augmentation and self.augmentation.stage == stage else None
+
+    def documents_of(self, stage: str | None, chosen: np.ndarray | None) -> np.ndarray | None:
+        """Row numbers of a stage's training documents, with those of copies past the end; None means all."""
+        if (augmentation := self._augmentation(stage)) is None:
+            return chosen
+        targets = self.train_targets()
+        return augmentation.with_copies(np.arange(len(targets)) if chosen is None else chosen, targets, self.space)
+
+    def augmented(
+        self, stage: str, words: csr_array, targets: Targets, rows: np.ndarray | None = None
+    ) -> tuple[csr_array, Targets]:
+        """Training documents (`rows` of them, if given) as weights of words, with the copies of this stage added."""
+        if (augmentation := self._augmentation(stage)) is None:
+            return words, targets
+        every = self.train_targets()
+        rows = np.arange(len(every)) if rows is None else rows
+        copies = augmentation.with_copies(rows, every, self.space)[len(rows) :]
+        return augmentation.with_bags(words, targets, rows, copies, len(every))
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        rows = self._rows("train")
+        rows, chosen = self._rows("train"), self.documents_of(self.stage, self.chosen)
         epoch = skip = 0
         if self.trainer is not None:
             # The sampler is given its place when it is built: with worker processes Lightning's own call comes
@@ -175,8 +200,10 @@ class TextDataModule(pl.LightningDataModule, ABC):
             loop = self.trainer.fit_loop
             epoch = loop.epoch_progress.current.processed  # type: ignore[attr-defined]
             skip = loop.epoch_loop.batch_progress.current.ready if loop.restarting else 0
-        sampler = self._sampler(rows, self.batch_size, self.chosen, shuffle=True, epoch=epoch, skip=skip)
-        return self._loader(rows, sampler)
+        sampler = self._sampler(rows, self.batch_size, chosen, shuffle=True, epoch=epoch, skip=skip)
+        if (augmentation := self._augmentation(self.stage)) is None:
+            return self._loader(rows, sampler)
+        return self._loader(RowsWithCopies(rows, augmentation, self.prepared.vocabulary.special_ids()), sampler)
 
     def pass_dataloader(self, split: str = "train", chosen: np.ndarray | None = None) -> DataLoader[Batch]:
         """Every document of a split, or each that is chosen, once over all processes together."""
@@ -210,7 +237,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
         rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         return LengthBatches(rows.lengths, batch_size, chosen=chosen, seed=self.seed, rank=rank, world=world, **kwargs)
 
-    def _loader(self, rows: EncodedRows, sampler: LengthBatches) -> DataLoader[Batch]:
+    def _loader(self, rows: EncodedRows | RowsWithCopies, sampler: LengthBatches) -> DataLoader[Batch]:
         return DataLoader(
             rows,
             sampler=sampler,

@@ -56,9 +56,20 @@ class Targets(Movable):
 
     def below(self, num_labels: int) -> Targets:
         """Without the labels from `num_labels` on."""
-        known = self.indices < num_labels
-        before = torch.cat([self.indptr.new_zeros(1), known.cumsum(0)])  # known ones before each place
-        return Targets(before[self.indptr], self.indices[known])
+        return self.part(0, num_labels)
+
+    def part(self, start: int, stop: int) -> Targets:
+        """The labels from `start` to before `stop` alone, numbered from 0."""
+        inside = (self.indices >= start) & (self.indices < stop)
+        before = torch.cat([self.indptr.new_zeros(1), inside.cumsum(0)])  # those inside before each place
+        return Targets(before[self.indptr], self.indices[inside] - start)
+
+    def take(self, documents: Tensor) -> Targets:
+        """Those of some documents, in the order given; a document may be there more than once."""
+        counts = self.counts[documents]
+        indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        shift = (self.indptr[documents] - indptr[:-1]).repeat_interleave(counts)
+        return Targets(indptr, self.indices[torch.arange(len(shift), device=shift.device) + shift])
 
     def dense(self, num_labels: int) -> Tensor:
         """0/1 matrix (batch, num_labels); labels past `num_labels` have no column."""
@@ -86,6 +97,13 @@ class Batch(Movable):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def first(self, length: int | None) -> Batch:
+        """The same documents with their first tokens only; all of them where no length is given."""
+        if length is None or length >= self.ids.shape[1]:
+            return self
+        values = None if self.values is None else self.values[:, :length]
+        return replace(self, ids=self.ids[:, :length], mask=self.mask[:, :length], values=values)
 
 
 @dataclass
@@ -147,6 +165,17 @@ class LabelSpace:
             counts[label] += documents.get(self.names[label], 0)
             references[label] = max(references[label], counts[label])
         return replace(self, counts=counts, reference_counts=references)
+
+    def part(self, start: int, stop: int) -> LabelSpace:
+        """The labels from `start` to before `stop` alone, numbered from 0, of the same documents."""
+        return replace(
+            self,
+            names=self.names[start:stop],
+            counts=self.counts[start:stop],
+            unseen=[],
+            reference_counts=self.reference_counts[: self.num_labels][start:stop],
+            added=max(0, min(stop, self.num_labels) - max(start, self.num_labels - self.added)),
+        )
 
     def prior(self) -> Tensor:
         """Share of training documents with each label, (num_labels,), never exactly 0 or 1."""

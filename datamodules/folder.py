@@ -33,14 +33,19 @@ class NamedCorpus(TextDataModule):
         """Write `train.jsonl.gz`, ... into a new folder, or raise OSError with the reason."""
         raise OSError("it cannot be downloaded automatically")
 
+    def corpus_in(self, folder: Path) -> Corpus | None:
+        """The corpus in a folder; None where it has no training file."""
+        files = files_in(folder)
+        return file_corpus(self.folder, files, Format(), self.max_bad_rows) if files else None
+
     def find_corpus(self) -> Corpus:
         fetched = self.cache_dir / "corpora" / self.folder
         places = [Path(self.root).expanduser()] if self.root else []
         if data := os.environ.get("ZOO_DATA"):
             places.append(Path(data).expanduser() / self.folder)
         for place in [*places, fetched]:
-            if files := files_in(place):
-                return file_corpus(self.folder, files, Format(), self.max_bad_rows)
+            if corpus := self.corpus_in(place):
+                return corpus
         reason = "downloading is off"
         if self.download:
             try:
@@ -48,7 +53,9 @@ class NamedCorpus(TextDataModule):
                 with FileLock(self.cache_dir / f"{self.folder}.lock"):  # one process fetches, the others wait
                     if not fetched.exists():
                         self.fetch(fetched)
-                return file_corpus(self.folder, files_in(fetched), Format(), self.max_bad_rows)
+                if corpus := self.corpus_in(fetched):
+                    return corpus
+                reason = f"there are no training documents in {fetched}"
             except OSError as error:
                 reason = str(error)
         looked = ", ".join(str(place) for place in places) or "no folder (neither --data.root nor $ZOO_DATA is set)"

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Protocol
 
@@ -23,7 +23,7 @@ from datamodules.errors import UserError
 from datamodules.progress import progress_bar
 from datamodules.readers import Document
 from datamodules.rows import CHUNK, EncodedRow, EncodedRows, RowWriter
-from datamodules.vocab import Vocabulary, build_words, load_pretrained
+from datamodules.vocab import Vocabulary, build_features, build_words, load_pretrained
 
 VERSION = 1  # raise it when what is written changes
 SPLITS = ("train", "val", "test")
@@ -48,6 +48,7 @@ class Corpus:
     name: str
     sources: dict[str, Source]
     is_sample: bool = False
+    has_features: bool = False  # texts are `name:value name:value`, as in sparse files
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,11 @@ def prepare(corpus: Corpus, settings: Settings, cache: Path) -> Prepared:
     """Take the corpus from the cache, or put it there; safe for any number of processes at once."""
     pretrained = None
     if settings.tokenizer != "word":
+        if corpus.has_features:
+            raise UserError(
+                f"{corpus.name} has features and no texts, which the tokenizer {settings.tokenizer} cannot read: "
+                "choose a backbone without one, such as --model.backbone=Bow, and leave --data.tokenizer out"
+            )
         pretrained = load_pretrained(settings.tokenizer, settings.max_length)
     folder = cache / f"{corpus.name}-{_key(corpus, settings, pretrained)}"
     with cache_errors(cache):
@@ -190,7 +196,8 @@ class _Preparation:
                     yield document.text
 
         if self.pretrained is None:
-            vocabulary = build_words(training_texts(), self.settings.max_words, self.settings.max_length)
+            build = build_features if self.corpus.has_features else build_words
+            vocabulary = build(training_texts(), self.settings.max_words, self.settings.max_length)
         else:
             vocabulary = self.pretrained
             for _ in training_texts():
@@ -217,17 +224,17 @@ class _Preparation:
         numbers = {name: i for i, name in enumerate(space.names + space.unseen)}
         self.seen_ids: dict[str, list[int]] = {split: [] for split in SPLITS}
         with ExitStack() as stack:
-            writers = {s: stack.enter_context(RowWriter(self.folder / f"{s}.arrow")) for s in SPLITS}
+            files = {s: RowWriter(self.folder / f"{s}.arrow", vocabulary.has_values) for s in SPLITS}
+            writers = {s: stack.enter_context(file) for s, file in files.items()}
             for source in self.corpus.sources:
                 documents = self._documents(source)
                 while chunk := list(islice(documents, CHUNK)):
-                    for (split, document), tokens in zip(
-                        chunk, vocabulary.encode([d.text for _, d in chunk]), strict=True
-                    ):
+                    tokens, values = vocabulary.encode_with_values([document.text for _, document in chunk])
+                    for (split, document), ids, each in zip(chunk, tokens, values or repeat(None), strict=False):
                         self._count(split, document)
                         if split:
                             labels = sorted({numbers.setdefault(name, len(numbers)) for name in document.labels})
-                            writers[split].write(EncodedRow(document.id, tokens, labels))
+                            writers[split].write(EncodedRow(document.id, ids, labels, each))
         space.unseen = list(numbers)[space.num_labels :]
         space.reference_counts += [0] * (space.num_all - len(space.reference_counts))
 
@@ -244,7 +251,8 @@ class _Preparation:
         if self.facts["unlabelled"]:
             lines.append(f"{self.facts['unlabelled']:,} training documents without labels were left out")
         if self.facts["empty"]:
-            lines.append(f"{self.facts['empty']:,} documents have no text")
+            what = "features" if self.corpus.has_features else "text"
+            lines.append(f"{self.facts['empty']:,} documents have no {what}")
         if space.unseen:
             lines.append(f"{len(space.unseen):,} labels occur in no training document: each counts as a miss")
         for one, other in (("train", "val"), ("train", "test"), ("val", "test")):

@@ -80,16 +80,22 @@ class BadRows:
         return f"{path}: {count} bad row{plural}, {where} ({unit} {first[0][0]}: {first[0][1]})"
 
 
-def read_documents(path: Path, format: Format, bad: BadRows, progress: Progress | None = None) -> Iterator[Document]:
-    """Yield the documents of one file; `progress` is told how many more of the file's bytes have been read."""
+def read_documents(
+    path: Path, format: Format, bad: BadRows, progress: Progress | None = None, reader: Reader | None = None
+) -> Iterator[Document]:
+    """Yield the documents of one file; `progress` is told how many more of the file's bytes have been read.
+
+    The file's extension says how to read it, where no `reader` is given.
+    """
     bad.start(path)
-    with _user_errors(path), path.open("rb", buffering=0) as file, _decompressed(file, path) as stream:
+    with user_errors(path), path.open("rb", buffering=0) as file, decompressed(file, path) as stream:
         size, reported = path.stat().st_size, 0
-        if (extension := _extension(path)) not in READERS:
+        extension = _extension(path)
+        if (reader := reader or READERS.get(extension)) is None:
             raise UserError(f"{path}: unknown extension; supported are {', '.join(READERS)}, each also with .gz")
         if extension in {".csv", ".tsv", ".txt"}:
             format = replace(format, label_sep=format.label_sep or ",")
-        for number, (line, row) in enumerate(READERS[extension](stream, path, format) if stream.peek(1) else (), 1):
+        for number, (line, row) in enumerate(reader(stream, path, format) if stream.peek(1) else (), 1):
             if progress and number % ROWS_PER_PROGRESS == 0:
                 progress(max(file.tell() - reported, 0))  # a parquet reader may jump back
                 reported = max(file.tell(), reported)
@@ -104,7 +110,7 @@ def read_documents(path: Path, format: Format, bad: BadRows, progress: Progress 
 
 def fingerprint(path: Path) -> str:
     """A hash of the file's content."""
-    with _user_errors(path), path.open("rb") as file:
+    with user_errors(path), path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
@@ -114,6 +120,7 @@ class RowError(Exception):
 
 Row = dict[str, Any] | RowError
 Rows = Iterator[tuple[int, Row]]  # with the line that a row starts on
+Reader = Callable[[IO[bytes], Path, Format], Rows]
 
 
 def _document(row: Row, format: Format) -> Document:
@@ -235,7 +242,7 @@ def _extension(path: Path) -> str:
     return Path(path.name.removesuffix(".gz")).suffix
 
 
-def _decompressed(file: io.FileIO, path: Path) -> io.BufferedReader:
+def decompressed(file: io.FileIO, path: Path) -> io.BufferedReader:
     raw: Any = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
     stream = io.BufferedReader(raw, 1 << 18)
     if stream.peek(3).startswith(b"\xef\xbb\xbf"):  # a byte order mark
@@ -244,7 +251,7 @@ def _decompressed(file: io.FileIO, path: Path) -> io.BufferedReader:
 
 
 @contextmanager
-def _user_errors(path: Path) -> Iterator[None]:
+def user_errors(path: Path) -> Iterator[None]:
     """Say in one line why a file cannot be read."""
     try:
         yield

@@ -13,24 +13,28 @@ from scipy.sparse import csr_array
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from datamodules.bags import bags
 from datamodules.batch import Batch, Targets
 
 CHUNK = 1024  # rows in a record batch: row i is in batch i // CHUNK
 SCHEMA = pa.schema({"id": pa.string(), "tokens": pa.list_(pa.int32()), "labels": pa.list_(pa.int32())})
+VALUES = pa.field("values", pa.list_(pa.float32()))  # of the tokens, in a corpus of features
 
 
 class EncodedRow(NamedTuple):
     id: str
     tokens: list[int]
     labels: list[int]
+    values: list[float] | None = None  # of the tokens, where they are features
 
 
 class RowWriter:
     """Writes encoded documents as they come, in record batches of exactly CHUNK rows but for the last."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, values: bool = False) -> None:
+        self._schema = SCHEMA.append(VALUES) if values else SCHEMA
         self._sink = pa.OSFile(str(path), "wb")
-        self._writer = pa.ipc.new_file(self._sink, SCHEMA)
+        self._writer = pa.ipc.new_file(self._sink, self._schema)
         self._waiting: list[EncodedRow] = []
 
     def __enter__(self) -> RowWriter:
@@ -48,7 +52,8 @@ class RowWriter:
 
     def _flush(self) -> None:
         if self._waiting:
-            self._writer.write_batch(pa.record_batch(list(zip(*self._waiting, strict=True)), schema=SCHEMA))
+            columns = list(zip(*self._waiting, strict=True))[: len(self._schema)]
+            self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
             self._waiting = []
 
 
@@ -74,6 +79,9 @@ class EncodedRows(Dataset[Batch]):
         batches = [self._file.get_batch(i) for i in range(self._file.num_record_batches)]
         self._tokens = [_lists(batch.column("tokens")) for batch in batches]
         self._labels = [_lists(batch.column("labels")) for batch in batches]
+        self._values: list[_Lists] | None = None  # of features; texts have none
+        if VALUES.name in self._file.schema.names:
+            self._values = [_lists(batch.column(VALUES.name)) for batch in batches]
         self.lengths = np.concatenate([np.diff(t.offsets) for t in self._tokens] or [np.zeros(0, dtype=np.int64)])
 
     def __reduce__(self) -> tuple[type[EncodedRows], tuple[Path, int]]:
@@ -87,14 +95,10 @@ class EncodedRows(Dataset[Batch]):
         for i in range(self._file.num_record_batches):
             yield from self._file.get_batch(i).column("id").to_pylist()
 
-    def token_counts(self, vocab_size: int) -> csr_array:
-        """How often each document has each token, (documents, vocab_size)."""
-        starts, values = _joined(self._tokens)
-        places = np.int32 if len(values) < 2**31 else np.int64  # half the memory wherever they do
-        ones = np.ones(len(values), dtype=np.float32)
-        counts = csr_array((ones, values.astype(places, copy=False), starts.astype(places)), (len(self), vocab_size))
-        counts.sum_duplicates()
-        return counts
+    def token_counts(self, vocab_size: int, lead: int = 0) -> csr_array:
+        """How often each document has each token, or with which value, (documents, vocab_size); see `bags`."""
+        starts, tokens = _joined(self._tokens)
+        return bags(tokens, starts, None if self._values is None else _joined(self._values)[1], vocab_size, lead)
 
     def targets(self) -> Targets:
         """Labels of all documents."""
@@ -108,7 +112,10 @@ class EncodedRows(Dataset[Batch]):
         ids, mask = pad(tokens, self.pad_id)
         indptr = torch.tensor([0, *map(len, labels)]).cumsum(0)
         indices = torch.from_numpy(np.concatenate(labels).astype(np.int64))
-        return Batch(ids, mask, Targets(indptr, indices), torch.tensor([max(row, -1) for row in rows]))
+        values = None
+        if self._values is not None:
+            values = pad_values([self._values[p // CHUNK][p % CHUNK] for p in places], mask)
+        return Batch(ids, mask, Targets(indptr, indices), torch.tensor([max(row, -1) for row in rows]), values)
 
 
 def pad(tokens: list[np.ndarray], pad_id: int) -> tuple[Tensor, Tensor]:
@@ -118,6 +125,13 @@ def pad(tokens: list[np.ndarray], pad_id: int) -> tuple[Tensor, Tensor]:
     mask = np.arange(ids.shape[1]) < lengths[:, None]
     ids[mask] = np.concatenate(tokens)
     return torch.from_numpy(ids), torch.from_numpy(mask)
+
+
+def pad_values(values: list[np.ndarray], mask: Tensor) -> Tensor:
+    """Values of features in the places that their ids have, 0 elsewhere, (batch, length)."""
+    padded = torch.zeros(mask.shape)
+    padded[mask] = torch.from_numpy(np.concatenate(values).astype(np.float32))
+    return padded
 
 
 def _joined(columns: list[_Lists]) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,8 @@ class TextFiles(TextDataModule):
                 path = find_file(given)
                 if path is None:
                     raise UserError(f"no such file: {given} (--data.{split}), nor there under $ZOO_DATA")
+                if ".xmc" in path.suffixes:
+                    raise UserError(f"{path} has features and no texts: read it with --data SparseFiles")
                 found[split] = path
         name = self.given_name or found["train"].resolve().parent.name or "corpus"
         return file_corpus(name, found, self.format, self.max_bad_rows)
@@ -85,11 +87,11 @@ def file_corpus(name: str, files: dict[str, Path], format: Format, max_bad_rows:
     return Corpus(name, sources)
 
 
-def files_in(folder: Path) -> dict[str, Path]:
+def files_in(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> dict[str, Path]:
     """`train`, `val` and `test` files of a corpus folder, in whatever format; empty if there is no `train`."""
     found: dict[str, Path] = {}
     for split, names in {"train": ["train"], "val": ["val", "dev", "valid"], "test": ["test"]}.items():
-        places = [folder / (name + suffix) for name in names for suffix in SUFFIXES]
+        places = [folder / (name + suffix) for name in names for suffix in suffixes]
         present = [place for place in places if place.is_file()]
         if len(present) > 1:
             raise UserError(f"{folder} has both {present[0].name} and {present[1].name}: keep one of them")

@@ -1,7 +1,8 @@
-"""Text to token ids: a word-level vocabulary of the training set, or any Hugging Face tokenizer."""
+"""Text to token ids: words or features of the training set, or any Hugging Face tokenizer."""
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections import Counter
@@ -12,12 +13,13 @@ from typing import Any
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.normalizers import NFKC, Lowercase, Sequence
-from tokenizers.pre_tokenizers import Split
+from tokenizers.pre_tokenizers import Split, WhitespaceSplit
 
 from datamodules.errors import UserError
 from datamodules.hub import load_model
 
 PAD, UNK = "[PAD]", "[UNK]"
+VALUES, VALUES_ID = "[VALUES]", 2  # in a vocabulary of features: what tells it from one of words
 # What the encoder families call them: word level and BERT, RoBERTa and XLNet and ALBERT, ModernBERT
 PAD_TOKENS = (PAD, "<pad>", "<PAD>", "<|padding|>")
 UNK_TOKENS = (UNK, "<unk>", "<|unknown|>")
@@ -31,6 +33,8 @@ TOKENIZER_WORD = Regex(r"[\p{L}\p{N}]+")
 
 class Vocabulary:
     """A `tokenizers.Tokenizer` that truncates, with its padding id; one JSON text holds all of it."""
+
+    has_values: bool = False  # True: what it encodes are features, each with a value
 
     def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
         self.tokenizer, self.max_length = tokenizer, max_length
@@ -46,7 +50,9 @@ class Vocabulary:
 
     @classmethod
     def from_text(cls, text: str, max_length: int) -> Vocabulary:
-        return cls(Tokenizer.from_str(text), max_length)
+        tokenizer = Tokenizer.from_str(text)
+        kind = FeatureVocabulary if tokenizer.token_to_id(VALUES) == VALUES_ID else Vocabulary
+        return kind(tokenizer, max_length)
 
     @cached_property
     def text(self) -> str:
@@ -61,8 +67,59 @@ class Vocabulary:
         """Token ids of each text, never empty; runs on all cores."""
         return [e.ids or [self.unk_id] for e in self.tokenizer.encode_batch_fast(texts)]
 
+    def encode_with_values(self, texts: list[str]) -> tuple[list[list[int]], list[list[float]] | None]:
+        """Token ids, and as many values where the tokens are features."""
+        return self.encode(texts), None
+
+    def special_ids(self) -> list[int]:
+        """Tokens that stand for no part of a text, such as the first and the last of it for an encoder."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        return sorted({self.pad_id, *(i for i, token in added.items() if token.special)} - {self.unk_id})
+
     def words(self) -> dict[str, int]:
         return dict(self.tokenizer.get_vocab(with_added_tokens=True))
+
+
+class FeatureVocabulary(Vocabulary):
+    """Names of features in the place of words; a text is `name:value name:value`, a value of 1 may be left out.
+
+    It is a bag, so nothing is cut off. Features that it does not know, and values of 0, are left out.
+    """
+
+    has_values = True
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
+        super().__init__(tokenizer, max_length)
+        tokenizer.no_truncation()
+        self.features = {name: i for name, i in self.words().items() if i > VALUES_ID}
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        return self.encode_with_values(texts)[0]
+
+    def encode_with_values(self, texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
+        rows = [self._row(text) for text in texts]
+        return [ids for ids, _ in rows], [values for _, values in rows]
+
+    def _row(self, text: str) -> tuple[list[int], list[float]]:
+        """A row that has nothing is one unknown feature of value 0, which weighs nothing."""
+        pairs = [(self.features.get(name), value) for name, value in map(parse_feature, text.split())]
+        known = [(i, value) for i, value in pairs if i is not None and value]
+        ids, values = zip(*known or [(self.unk_id, 0.0)], strict=True)
+        return list(ids), list(values)
+
+
+def parse_feature(feature: str) -> tuple[str, float]:
+    """Name and value of `name:value`."""
+    name, colon, number = feature.rpartition(":")
+    if not colon:
+        return feature, 1.0
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not name or not math.isfinite(value):
+        raise UserError(f"{feature[:80]!r} is not a feature: expected a name, or name:value with a number")
+    return name, value
 
 
 def first_id(tokenizer: Tokenizer, *tokens: str) -> int:
@@ -82,6 +139,19 @@ def build_words(texts: Iterable[str], max_words: int, max_length: int) -> Vocabu
     tokenizer.normalizer = Sequence([NFKC(), Lowercase()])
     tokenizer.pre_tokenizer = Split(TOKENIZER_WORD, "removed", invert=True)
     return Vocabulary(tokenizer, max_length)
+
+
+def build_features(texts: Iterable[str], max_words: int, max_length: int) -> Vocabulary:
+    """Features by falling document frequency (ties by name); PAD is 0, UNK is 1."""
+    documents = Counter[str]()
+    for text in texts:
+        documents.update({name for name, value in map(parse_feature, text.split()) if value})
+    first = {PAD: 0, UNK: 1, VALUES: VALUES_ID}
+    names = sorted(documents.keys() - first.keys(), key=lambda name: (-documents[name], name))
+    kept = enumerate(names[: max(max_words - len(first), 0)], len(first))
+    tokenizer = Tokenizer(WordLevel(first | {name: i for i, name in kept}, unk_token=UNK))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    return FeatureVocabulary(tokenizer, max_length)
 
 
 def load_pretrained(name: str, max_length: int) -> Vocabulary:

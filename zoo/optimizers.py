@@ -110,17 +110,20 @@ def check_optimizer(optimizer: torch.optim.Optimizer, rows: dict[str, nn.Paramet
     """Refuse one that cannot train what has sparse gradients; `option` chooses another."""
     if getattr(optimizer, "takes_rows", False):
         return
-    weights, name = set(rows.values()), type(optimizer).__name__
+    name = type(optimizer).__name__
     for group in optimizer.param_groups:
         # The momentum of rows would be a sparse tensor that has more of them after each step.
         refused = [key for key in ("momentum", "weight_decay", "fused") if group.get(key)]
         plain = isinstance(optimizer, torch.optim.SGD) and not refused
-        if not plain and not weights.isdisjoint(group["params"]):
-            which = f"{name} with {refused[0]}" if isinstance(optimizer, torch.optim.SGD) else name
-            raise UserError(
-                f"the label embeddings have sparse gradients, which {which} cannot take: choose {option}=RowAdam, or "
-                "raise --model.head.sparse_above"
-            )
+        trained = set(group["params"])
+        if plain or not (found := [path for path, weight in rows.items() if weight in trained]):
+            continue
+        which = f"{name} with {refused[0]}" if isinstance(optimizer, torch.optim.SGD) else name
+        what, mend = "label", "raise --model.head.sparse_above"
+        if found[0].startswith("backbone."):
+            what, mend = "word", "give --model.backbone.sparse=false"
+        have = f"the {what} embeddings have sparse gradients"
+        raise UserError(f"{have}, which {which} cannot take: choose {option}=RowAdam, or {mend}")
 
 
 def check_others(trained: dict[str, nn.Parameter], rows: dict[str, nn.Parameter], stage: str) -> None:

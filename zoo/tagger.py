@@ -15,7 +15,7 @@ import torch
 
 from datamodules.batch import Batch, Targets
 from datamodules.errors import UserError, first_line
-from datamodules.rows import pad
+from datamodules.rows import pad, pad_values
 from zoo.checkpoint import rebuild, save
 from zoo.module import ZooModule
 
@@ -98,12 +98,15 @@ class Tagger:
 
     def _batches(self, texts: list[str], labels: list[list[int]]) -> Iterator[tuple[list[int], Batch]]:
         """Batches of like length, each with the places of its texts."""
-        tokens = [np.array(ids) for ids in self.vocabulary.encode(texts)]
+        encoded, values = self.vocabulary.encode_with_values(texts)
+        tokens = [np.array(ids) for ids in encoded]
         order = sorted(range(len(texts)), key=lambda i: -len(tokens[i]))
         for start in range(0, len(order), self.batch_size):
             rows = order[start : start + self.batch_size]
             ids, mask = pad([tokens[row] for row in rows], self.vocabulary.pad_id)
-            batch = Batch(ids, mask, Targets.from_lists([labels[row] for row in rows]), torch.arange(len(rows)))
+            targets = Targets.from_lists([labels[row] for row in rows])
+            each = pad_values([np.array(values[row]) for row in rows], mask) if values else None
+            batch = Batch(ids, mask, targets, torch.arange(len(rows)), each)
             yield rows, batch.to(self.module.device)
 
     @torch.inference_mode()

@@ -259,3 +259,26 @@ def test_pooling_equals_a_loop(kind):
             weights = torch.stack([x @ pool.score.weight[0] + pool.score.bias[0] for x in real]).softmax(0)
             expected = sum(w * x for w, x in zip(weights, real, strict=True))
         assert torch.allclose(pooled[i], expected, atol=1e-6)
+
+
+# --- the beginning of documents
+
+
+@pytest.mark.parametrize("make", [bilstm, cnn])
+@pytest.mark.parametrize("first", [1, 4, 99])
+@torch.no_grad()
+def test_only_the_first_tokens_are_read(make, first):
+    batch = batch_of(LENGTHS)
+    part = make(first=first)(batch)
+    short = [min(length, first) for length in LENGTHS]
+    whole = make()(Batch(batch.ids[:, :first], batch.mask[:, :first], batch.targets, batch.rows))
+    assert part.mask.sum(1).tolist() == short
+    assert part.tokens.shape[1] == part.mask.shape[1] == max(short)
+    assert torch.equal(part.tokens, whole.tokens)
+    assert torch.equal(part.pooled, whole.pooled)
+
+
+@pytest.mark.parametrize("make", [bilstm, cnn])
+def test_there_is_a_first_token(make):
+    with pytest.raises(UserError, match=r"--model\.backbone\.first=0 is too low: the lowest is 1"):
+        make(first=0)

@@ -25,7 +25,7 @@ FORBIDDEN = {
     "zoo": set(),
 }
 ALLOWED = {
-    "backbones": {"datamodules": {"datamodules.batch", "datamodules.errors", "datamodules.hub"}},
+    "backbones": {"datamodules": {"datamodules.bags", "datamodules.batch", "datamodules.errors", "datamodules.hub"}},
     "heads": {"datamodules": {"datamodules.batch", "datamodules.errors"}},
 }
 

@@ -343,7 +343,7 @@ def test_places_without_a_file(tmp_path: Path) -> None:
     (tmp_path / "folder.csv").mkdir()
     assert complaint(tmp_path / "folder.csv") == "folder.csv: cannot be read: Is a directory"
     assert complaint(put(tmp_path, "a.xlsx", b"PK")) == (
-        "a.xlsx: unknown extension; supported are .jsonl, .ndjson, .json, .csv, .tsv, .txt, .parquet"
+        "a.xlsx: unknown extension; supported are .jsonl, .ndjson, .json, .csv, .tsv, .txt, .parquet, .xmc"
         ", each also with .gz"
     )
 
