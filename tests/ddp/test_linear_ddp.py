@@ -1,0 +1,106 @@
+"""Linear engines on two processes, and cut within their only stage."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.ddp.runs import assert_same_run, environment, only_run
+from zoo.checkpoint import read_checkpoint
+
+CONFIG = """
+data:
+  class_path: Sample
+  init_args: {num_documents: 155, num_labels: 20, words_per_document: 30, batch_size: 8, eval_batch_size: 16}
+trainer: {accelerator: cpu, num_sanity_val_steps: 0, enable_progress_bar: false, enable_model_summary: false}
+model: {backbone: Words, head: {class_path: engines.FragileSvm}}
+stages:
+  - {name: fit, on_enter: [fit]}
+wandb: {mode: disabled}
+"""
+ENGINES = """
+import os, time
+from fragile import Mortal
+from heads import OneVsRestSvm, Parabel
+
+class FragileSvm(Mortal, OneVsRestSvm):
+    def learn(self, words, labels, ctx):
+        super().learn(words, labels, ctx)
+        self.meet("fit")
+
+    def _workers(self, *args):
+        workers = super()._workers(*args)
+        if "SLOW" in os.environ:
+            workers.work = lambda number: time.sleep(120)
+        return workers
+"""
+
+
+def devices(processes):
+    return [f"--trainer.devices={processes}", *(["--trainer.strategy=ddp"] if processes > 1 else [])]
+
+
+@pytest.fixture
+def engine(tmp_path, staged):
+    (tmp_path / "tiny.yaml").write_text(CONFIG)
+    (tmp_path / "engines.py").write_text(ENGINES)
+    return staged
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_kill_changes_nothing(engine, tmp_path, processes):
+    engine("--name=whole", *devices(processes))
+    args = ["--name=cut", *devices(processes), "--ckpt_path=last"]
+    engine(*args, code=-signal.SIGKILL, KILL="fit")
+    engine(*args)
+    assert_same_run(only_run(tmp_path, "whole"), only_run(tmp_path, "cut"))
+
+
+def test_two_processes_have_the_machines_of_one(engine, tmp_path):
+    for processes in (1, 2):
+        engine(f"--name=on-{processes}", *devices(processes))
+    assert_same_run(only_run(tmp_path, "on-1"), only_run(tmp_path, "on-2"))
+
+
+def test_trees_reach_all_processes(engine, tmp_path):
+    given = ["--model.head=Parabel", "--model.head.max_leaf=5"]
+    engine("--name=trees", *given, *devices(2))
+    folder = only_run(tmp_path, "trees")
+    weights = read_checkpoint(folder / "checkpoints" / "best.ckpt")["state_dict"]
+    assert {"settings.json", "tree0.cbor"} <= set(weights["head._extra_state"])
+    assert all(part.dtype == torch.uint8 for part in weights["head._extra_state"].values())
+    assert '"P@1"' in (folder / "metrics.json").read_text()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_within_the_fit_ends_it_at_once(engine, tmp_path, number, code):
+    # The first process alone gets the signal, while its own processes are at work.
+    run = subprocess.Popen(
+        [sys.executable, "-m", "zoo", "fit", "--config", "tiny.yaml", "--name=slow"],
+        cwd=tmp_path,
+        env=environment(tmp_path) | {"SLOW": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+        end = time.monotonic() + 120
+        while not (working := children.read_text().split()) and time.monotonic() < end:
+            time.sleep(0.2)
+        time.sleep(1)
+        run.send_signal(number)
+        _, shown = run.communicate(timeout=60)
+        assert run.returncode == code, shown
+        assert "stopped" in shown
+        assert not any(Path(f"/proc/{process}").exists() for process in working)
+    finally:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
