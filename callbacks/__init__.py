@@ -6,6 +6,16 @@ from callbacks.progress import StageProgressBar
 from callbacks.report import RunReport
 from callbacks.schedule import StageSchedule
 from callbacks.stages import Stage
+from callbacks.tail_augment import TailAugment
 from callbacks.warmup import WarmupDecay
 
-__all__ = ["LastCheckpoint", "RunReport", "Stage", "StageAveraging", "StageProgressBar", "StageSchedule", "WarmupDecay"]
+__all__ = [
+    "LastCheckpoint",
+    "RunReport",
+    "Stage",
+    "StageAveraging",
+    "StageProgressBar",
+    "StageSchedule",
+    "TailAugment",
+    "WarmupDecay",
+]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -61,6 +63,19 @@ class LastCheckpoint(Checkpoint):
     def save(self, trainer: Trainer) -> None:
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             trainer.save_checkpoint(self.path, weights_only=False)
+
+
+@contextmanager
+def heeding_sigterm(trainer: Trainer) -> Iterator[None]:
+    """The signal is noted, for `stop_if_asked`, also where training was skipped and Lightning no longer listens."""
+    former = signal.getsignal(signal.SIGTERM)
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, LastCheckpoint):
+            signal.signal(signal.SIGTERM, callback._note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def anyone_asked(trainer: Trainer, asked: bool) -> bool:

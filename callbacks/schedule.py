@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from callbacks.last import stop_if_asked
+from callbacks.last import heeding_sigterm, stop_if_asked
 from callbacks.stages import Stage, check_pending, check_stages
 from callbacks.transition import (
     TrainerContext,
     check_strategy,
+    count_documents,
     forget_best,
     from_epoch_start,
     measure_and_save,
@@ -163,10 +164,12 @@ class StageSchedule(Callback):
             save_best_if_none(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # For a resume after the last epoch, which skips training. Lightning has taken the model off its device by now.
+        # For a resume after the last epoch, and for stages that have none: both skip training. Lightning has taken the
+        # model off its device by now.
         if self._is_over() and not self.finished:
             trainer.strategy.model_to_device()
-            self._finish()
+            with heeding_sigterm(trainer):
+                self._finish()
 
     @property
     def finished(self) -> bool:
@@ -190,7 +193,7 @@ class StageSchedule(Callback):
             table.add_row(
                 f"{stage.name} (here)" if index == self.index > 0 else stage.name,
                 str(stage.epochs or "-"),
-                "-" if not stage.epochs else "all" if documents is None else f"{len(documents):,}",
+                "-" if not stage.epochs else count_documents(self.trainer, stage.name, documents),
                 f"{sum(p.numel() for p in parameters.values()):,}" if parameters else "-",
                 ", ".join(f"{rate:g}" for rate in rates) or "-",
                 ", ".join(stage.on_enter) or "-",
@@ -249,7 +252,7 @@ class StageSchedule(Callback):
         if not self.open_ended:
             trainer.fit_loop.max_epochs = self._last_epoch()
         if isinstance(data := trainer.datamodule, TextDataModule):  # type: ignore[attr-defined]
-            data.chosen = self._documents(self.stage)
+            data.stage, data.chosen = self.stage.name, self._documents(self.stage)
 
     def _documents(self, stage: Stage) -> np.ndarray | None:
         """Training documents of a stage; None means all."""
@@ -293,7 +296,7 @@ class StageSchedule(Callback):
             context = TrainerContext(self.trainer, self.module, self.stage.name, self.seed, *place[1:])
             for method in methods:
                 attrgetter(method)(self.head)(context)
-            same_on_all_processes(self.trainer, self.head)
+                same_on_all_processes(self.trainer, self.head)  # the next one may go by what the first process made
 
     def _rest(self) -> None:
         """No dropout in what the stage does not train."""

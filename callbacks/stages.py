@@ -111,7 +111,7 @@ class Stage:
         if self.documents:
             check_method(f"{where}, documents", head, self.documents, "targets", "a seed")
         known = [name for name, _ in module.named_parameters()]
-        for glob in self.trainable:
+        for glob in self.trainable if known else ():  # a linear engine has no parameters
             check_glob(f"{where}, trainable", glob, known)
         names = list(self.parameters(module, frozen))
         if self.epochs and not names:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from inspect import signature
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
@@ -42,8 +43,11 @@ class TrainerContext:
     def train_targets(self) -> Targets:
         return self.data.train_targets()
 
-    def train_words(self) -> csr_array:
-        return self.data.train_words()
+    def train_words(self, lead: int = 0) -> csr_array:
+        return self.data.train_words(lead)
+
+    def augmented(self, words: csr_array, targets: Targets, rows: Tensor | None = None) -> tuple[csr_array, Targets]:
+        return self.data.augmented(self.stage, words, targets, None if rows is None else rows.numpy())
 
     def train_features(self, rows: Tensor | None = None) -> Iterator[tuple[Features, Batch]]:
         return self._features(self.data.pass_dataloader("train", None if rows is None else rows.numpy()))
@@ -95,6 +99,8 @@ def check_strategy(trainer: Trainer) -> None:
         names = signature(DistributedDataParallel).parameters
         name = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
         strategy._ddp_kwargs.setdefault(name, False)
+        if not any(p.requires_grad for p in trainer.lightning_module.parameters()):
+            strategy.configure_ddp = lambda: None  # type: ignore[method-assign]  # it refuses what has no gradients
 
 
 def rebuild_training_state(trainer: Trainer, epochs: int) -> None:
@@ -109,6 +115,16 @@ def rebuild_training_state(trainer: Trainer, epochs: int) -> None:
         strategy.configure_ddp()
     strategy.setup_optimizers(trainer)
     tell_steps(trainer, epochs)
+
+
+def count_documents(trainer: Trainer, stage: str, chosen: np.ndarray | None) -> str:
+    """On how many documents a stage trains, and on how many copies of some of them."""
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    rows = data.documents_of(stage, chosen) if isinstance(data, TextDataModule) else chosen
+    if rows is None:
+        return "all"
+    size = data.space.num_documents if chosen is None else len(chosen)
+    return f"{size:,} + {len(rows) - size:,} copies" if len(rows) > size else f"{size:,}"
 
 
 def reload_training_data(trainer: Trainer) -> None:
@@ -173,10 +189,11 @@ def same_on_all_processes(trainer: Trainer, module: nn.Module) -> None:
     """Sums may differ in the last bit from process to process: the first one's result holds."""
     if trainer.world_size > 1:
         for part in module.modules():  # what has no fixed size, such as the weights of a linear engine
-            if "get_extra_state" in vars(type(part)):
-                state = [part.get_extra_state()]
+            if type(part).get_extra_state is not nn.Module.get_extra_state:
+                state = [part.get_extra_state() if trainer.is_global_zero else None]
                 torch.distributed.broadcast_object_list(state, src=0)
-                part.set_extra_state(state[0])
+                if not trainer.is_global_zero:
+                    part.set_extra_state(state[0])
         for value in module.state_dict().values():
             if isinstance(value, Tensor):
                 torch.distributed.broadcast(value, src=0)

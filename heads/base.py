@@ -38,8 +38,15 @@ class TransitionContext(Protocol):
     def train_targets(self) -> Targets:
         """Labels of all training documents, in corpus order."""
 
-    def train_words(self) -> csr_array:
-        """How often each training document has each token, in corpus order, (documents, vocabulary)."""
+    def train_words(self, lead: int = 0) -> csr_array:
+        """How often each training document has each token, in corpus order, (documents, vocabulary).
+
+        With `lead`, further columns are of the words and pairs of words that it begins with, see `datamodules.bags`.
+        """
+
+    def augmented(self, words: csr_array, targets: Targets, rows: Tensor | None = None) -> tuple[csr_array, Targets]:
+        """All training documents (`rows` of them, if given) as weights of words, and their labels: with the copies
+        added that the stage gives to documents with rare labels, if it does."""
 
     def train_features(self, rows: Tensor | None = None) -> Iterator[tuple[Features, Batch]]:
         """Every training document (each of `rows`, if given) once over all processes together, in evaluation mode.

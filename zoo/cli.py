@@ -33,12 +33,14 @@ from zoo.labels import add_labels
 from zoo.module import ZooModule
 from zoo.parser import OneLineParser, fail, resolve_files, spell_out
 from zoo.predict import predict
+from zoo.rerank import rerank
 from zoo.runs import WandbSettings, close_run, drop_rows_after, make_loggers, run_folder
 from zoo.tree import show_tree
 
 VERBS: dict[str, Callable[..., None]] = {
     "predict": predict,
     "add-labels": add_labels,
+    "rerank": rerank,
     "tree": show_tree,
     "list": list_parts,
 }
@@ -55,7 +57,8 @@ SILENCED = (
 )
 DESCRIPTION = (
     "Train and test; further commands: predict (label documents), add-labels (new labels without retraining), "
-    "tree (which labels a label tree has put together), list (what there is to choose from)."
+    "rerank (rare labels forward, without retraining), tree (which labels a label tree has put together), "
+    "list (what there is to choose from)."
 )
 BEST = {"monitor": "val/nDCG@5", "mode": "max", "filename": "best", "enable_version_counter": False}
 SHARDED = ("fsdp", "deepspeed", "xla", "single_xla")  # strategies that the stages cannot serve

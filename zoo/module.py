@@ -24,7 +24,7 @@ from zoo.metrics import RankingMetrics
 from zoo.optimizers import check_optimizer, check_others, clip, has_rows, row_parameters, sharing
 
 MANY_TERMS = 5  # of a loss: the progress bar shows the sum alone
-OF_PARTS = ("P@", "nDCG@", "PSP@", "macroF@")  # metrics of a head's parts
+OF_PARTS = ("P@", "nDCG@", "PSP@", "PSnDCG@", "macroF@")  # metrics of a head's parts
 
 
 class ZooModule(pl.LightningModule):
@@ -114,6 +114,9 @@ class ZooModule(pl.LightningModule):
                 self.backbone.load_vectors(vectors.matrix)
             if stage == "fit" and self.backbone.reads_counts:
                 self.backbone.learn_counts(data.train_words())
+            if stage == "fit" and self.vocabulary.has_values and not self.backbone.reads_values:
+                kind = type(self.backbone).__name__
+                note(f"{kind} reads which features a document has, not their values; Bow reads both")
         if stage == "fit" and self.start is not None:
             self.on_load_checkpoint(self.start)
             take_weights(self, self.start["state_dict"])
@@ -273,6 +276,8 @@ def fitting_vocabulary(data: TextDataModule, limit: int | None) -> Vocabulary:
     if limit is None or vocabulary.max_length <= limit:
         return vocabulary
     if any(data.prepared.rows(split).lengths.max(initial=0) > limit for split in SPLITS):
+        if vocabulary.has_values:
+            raise UserError(f"{data.corpus_name}: documents have more features than the encoder reads: choose Bow")
         raise UserError(f"the encoder reads at most {limit:,} tokens: lower --data.max_length")
     return Vocabulary.from_text(vocabulary.text, limit)
 

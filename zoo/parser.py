@@ -55,7 +55,7 @@ def condense(message: str) -> str:
     if "arguments are required" in text and ".model." in text:
         return f"{text}; give an experiment with --config, see `python -m zoo list`"
     if '"subcommand"' in text:
-        return f"{text.rstrip('.')}; the commands are fit, validate, test, predict, add-labels, tree and list"
+        return f"{text.rstrip('.')}; the commands are fit, validate, test, predict, add-labels, rerank, tree and list"
     if "is not accepted" in text:
         return f"{text}; `--print_config` shows the keys there are"
     return text

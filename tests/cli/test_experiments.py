@@ -46,6 +46,8 @@ def short(path):
     args = list(TINY)
     for part in (model["head"], model["backbone"]):
         args += OWN.get(part if isinstance(part, str) else part["class_path"], [])
+    if isinstance(model["head"], dict) and (inner := (model["head"].get("init_args") or {}).get("inner")):
+        args += [option.replace("--model.head.", "--model.head.inner.") for option in OWN.get(inner["class_path"], [])]
     for stage in stages(path):
         if stage.get("epochs"):
             args += [f"--stages.{stage['name']}.epochs=1"]

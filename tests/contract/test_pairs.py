@@ -12,10 +12,10 @@ from scipy.sparse import csr_array
 
 import backbones
 import heads
-from backbones import Backbone, BiLSTM
+from backbones import Backbone, BiLSTM, Bow, Words
 from datamodules.batch import Batch, LabelSpace, Targets
 from datamodules.errors import UserError
-from heads import Head
+from heads import Head, Linear, LinearEngine
 from heads.plt import TreeSettings
 
 SPACE = LabelSpace(
@@ -37,12 +37,18 @@ ENCODER = {
 }
 OWN = {
     "AttentionXML": {"hidden": [8]},
+    "Bow": {"dim": SMALL["embed_dim"], "blocks": 1, "min_documents": 1},
+    "BowTokens": {"dim": SMALL["embed_dim"], "blocks": 1, "min_documents": 1, "tokens": True},
     "CNN": {"dim": 12},
+    "Decoupled": {"head": Linear, "tail": Linear, "fraction": 0.4},
     "LightXML": {"tree": TreeSettings(clusters=4), "beam": 4},
     "Linear": {"hidden": None},
+    "Part": {"make": Linear, "start": 0, "stop": 9},
     "PLT": {"hidden": [8], "tree": TreeSettings(clusters=4), "beam": 4},
     "PerLevel": {"encoder": lambda space: build(BiLSTM, space), "levels": 1},
     "PvaeAugmentor": {"feat_dim": 8, "pvae_hidden": 8, "latent": 4},
+    "Rerank": {"inner": Linear, "exponent": 0.5},
+    "Wide": {"inner": Linear, "engine": Linear},
     "Transformer": {"name": "bert", "pretrained": False, "config": ENCODER},
 }
 # Parameters whose gradient is zero by design: a softmax does not change when all scores are shifted.
@@ -51,7 +57,17 @@ SHIFTS = {"pool.score.bias", "attention.self.key.bias"}
 LATER = {"PrototypeTransfer": ("head.tail",)}
 # Heads of token states alone, and where backbones have parameters for the pooled vector, which these leave untrained.
 TOKENS_ONLY = {"AttentionXML", "LSAN", "PLT", "PvaeAugmentor"}
-POOLED = ("backbone.pool.", "backbone.bottleneck.", "backbone.encoders.0.pool.")
+POOLED = (
+    "backbone.pool.",
+    "backbone.bottleneck.",
+    "backbone.encoders.0.pool.",
+    "backbone.bias",
+    "backbone.blocks.",
+)
+
+
+class BowTokens(Bow):
+    """With word vectors as token states."""
 
 
 def concrete(package, base):
@@ -66,7 +82,9 @@ def concrete(package, base):
     return [found[name] for name in sorted(found)]
 
 
-BACKBONES, HEADS = concrete(backbones, Backbone), concrete(heads, Head)
+# What no gradient trains is in test_engines.py.
+BACKBONES = [kind for kind in [*concrete(backbones, Backbone), BowTokens] if kind is not Words]
+HEADS = [kind for kind in concrete(heads, Head) if not issubclass(kind, LinearEngine)]
 pairs = pytest.mark.parametrize(
     ("backbone", "head"), [(b, h) for b in BACKBONES for h in HEADS], ids=lambda kind: kind.__name__
 )
@@ -83,6 +101,8 @@ class Pair(torch.nn.Module):
         super().__init__()
         torch.manual_seed(seed)
         self.backbone = build(backbone, SPACE)
+        if self.backbone.reads_counts:
+            self.backbone.learn_counts(counts(documents()))
         self.head = build(head, self.backbone.dim, SPACE)
         if self.head.needs_tokens and not self.backbone.has_tokens:
             pytest.skip(f"{head.__name__} needs token states")
@@ -112,9 +132,11 @@ class Context:
         known = self.batch.targets.dense(SPACE.num_labels)
         return Targets.from_lists([row.nonzero().flatten().tolist() for row in known])
 
-    def train_words(self):
-        counts = torch.zeros(len(self.batch), SPACE.vocab_size)
-        return csr_array(counts.scatter_add(1, self.batch.ids, self.batch.mask.float()).numpy())
+    def train_words(self, lead=0):
+        return counts(self.batch)
+
+    def augmented(self, words, targets, rows=None):
+        return words, targets
 
     @torch.no_grad()
     def train_features(self):
@@ -129,6 +151,12 @@ class Context:
 
     def log(self, values):
         self.logged.update(values)
+
+
+def counts(batch):
+    """How often each document has each token."""
+    empty = torch.zeros(len(batch), SPACE.vocab_size)
+    return csr_array(empty.scatter_add(1, batch.ids, batch.mask.float()).numpy())
 
 
 def enter(pair, batch):

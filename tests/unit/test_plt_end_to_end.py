@@ -40,7 +40,7 @@ class Context:
     def train_targets(self):
         return self.targets
 
-    def train_words(self):
+    def train_words(self, lead=0):
         counts = torch.zeros(len(self.words), WORDS)
         return csr_array(counts.scatter_add(1, self.words, torch.ones(self.words.shape)).numpy())
 

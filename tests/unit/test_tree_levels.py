@@ -30,7 +30,7 @@ class Context:
     def train_targets(self):
         return Targets.from_lists([[label] for label in range(8)])
 
-    def train_words(self):
+    def train_words(self, lead=0):
         words = torch.arange(8) // 4 * 2
         counts = torch.zeros(8, 8).scatter(1, words[:, None], 3.0).scatter(1, words[:, None] + 1, 2.0)
         return csr_array((counts + torch.eye(8)).numpy())

@@ -1,0 +1,91 @@
+"""The picture of docs/tail.md: the length of a label's weights against its training documents, before and after Taug.
+
+    python benchmarks/weight_norms.py eurlex --data.limit_train=6000 --picture docs/weight_norms.svg
+
+Fits a one-vs-rest SVM to all labels, and one to frequent and one to rare labels with augmented documents; prints rank
+correlations, and how much longer the weights of frequent labels are. Needs matplotlib: pip install '.[benchmarks]'.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from jobs import markdown
+from scipy.stats import spearmanr
+from tail_labels import CORPORA, FRACTION, WAYS, experiment, run
+
+from heads import Decoupled, OneVsRestSvm
+from zoo.checkpoint import rebuild
+
+SVM = {"class_path": "OneVsRestSvm", "init_args": {"prune": 0}}
+MODELS = ("one-vs-rest SVM", "decoupled only", "Taug-d", "Taug-s", "Taug-ds")
+SHOWN = ("one-vs-rest SVM", "Taug-ds")
+
+
+def norms(options: argparse.Namespace, model: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Training documents of each label, and the length of its weights."""
+    if model in WAYS:
+        head = {"class_path": "Decoupled", "init_args": {"fraction": FRACTION, "head": SVM, "tail": SVM}}
+        augment = {"class_path": "TailAugment", "init_args": {"stage": "tail", "fraction": FRACTION, **WAYS[model]}}
+        stages = [("head", ["head.fit"]), ("tail", ["tail.fit"]), ("calibrate", ["calibrate"])]
+        config = experiment(options.corpus, head, stages, callbacks=[augment])
+    else:
+        config = experiment(options.corpus, SVM, [("fit", ["fit"])])
+    folder, _ = run(options, f"norms-{options.corpus}-{model.replace(' ', '-')}", config)
+    module = rebuild(folder / "checkpoints" / "last.ckpt")
+    head = module.head
+    parts = [part.inner for part in head.parts.values()] if isinstance(head, Decoupled) else [head]
+    assert all(isinstance(part, OneVsRestSvm) for part in parts)
+    return torch.tensor(module.space.counts), torch.cat([part.norms for part in parts])
+
+
+def row(model: str, counts: torch.Tensor, lengths: torch.Tensor) -> list[str]:
+    first = int(FRACTION * len(counts))
+    ranks = float(spearmanr(counts, lengths).statistic)
+    tail = float(spearmanr(counts[first:], lengths[first:]).statistic)
+    return [model, f"{ranks:.3f}", f"{tail:.3f}", f"{float(lengths[:first].mean() / lengths[first:].mean()):.2f}"]
+
+
+def draw(found: dict[str, tuple[torch.Tensor, torch.Tensor]], path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "zoo"  # the same file every time
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(SHOWN), figsize=(9, 3.6), sharey=True, layout="constrained")
+    for axis, model in zip(axes, SHOWN, strict=True):
+        counts, lengths = found[model]
+        first = int(FRACTION * len(counts))
+        jitter = np.random.default_rng(0).uniform(0.9, 1.1, len(counts))  # labels of one count lie on one another
+        x = counts.numpy() * jitter
+        axis.scatter(x[first:], lengths[first:], s=4, alpha=0.35, color="tab:orange", label="tail labels")
+        axis.scatter(x[:first], lengths[:first], s=4, alpha=0.5, color="tab:blue", label="head labels")
+        ranks = float(spearmanr(counts, lengths).statistic)
+        axis.set(xscale="log", xlabel="training documents of the label", title=f"{model}: rank correlation {ranks:.2f}")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("length of its weights")
+    axes[0].legend(markerscale=3)
+    figure.savefig(path, metadata={"Date": None}, facecolor="white")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpus", choices=CORPORA)
+    parser.add_argument("--picture", default=None)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", default="runs/weight_norms")
+    options, options.rest = parser.parse_known_args()
+    found = {model: norms(options, model) for model in MODELS}
+    header = [options.corpus, "rank correlation", "among tail labels", "mean of head over mean of tail labels"]
+    print(markdown(header, [row(model, *values) for model, values in found.items()]))
+    if options.picture:
+        Path(options.picture).parent.mkdir(parents=True, exist_ok=True)
+        draw(found, options.picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Two branches, one that sees documents as they come and one that sees those of rare labels more often."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from backbones.base import Features
+from datamodules.batch import LabelSpace, Targets
+from heads.base import DenseHead, TransitionContext, bce, check_low
+
+
+class BBN(DenseHead):
+    """Bilateral branches with cumulative learning: the classifier moves from frequent to rare labels while it trains.
+
+    After Zhou et al. 2020, "BBN: Bilateral-Branch Network with Cumulative Learning for Long-Tailed Visual
+    Recognition". A batch has documents drawn evenly and documents drawn by how rare their labels are; a pair (c, r) of
+    them has the features 2 * [a f_c(x_c); (1 - a) f_r(x_r)] and the loss a L(y_c) + (1 - a) L(y_r), where a falls as
+    1 - (epoch / epochs)^2. Elsewhere a is 1/2. What several labels of a document weigh the paper does not say.
+
+    Args:
+        hidden: width of each branch.
+        epochs: after so many a is 0; as many as the stage has (T_max).
+        weight: of a document in the second draw: the mean or the largest of 1 / n over its labels.
+        dropout: before the classifier.
+    """
+
+    mix: Tensor  # a, of the present epoch
+
+    def __init__(
+        self,
+        dim: int,
+        space: LabelSpace,
+        hidden: int = 256,
+        epochs: int = 15,
+        weight: Literal["mean", "max"] = "mean",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(dim, space)
+        check_low(1, hidden=hidden, epochs=epochs)
+        self.epochs, self.weight, self.num_documents = epochs, weight, space.num_documents
+        self.even, self.reversed = (nn.Sequential(nn.Linear(dim, hidden), nn.ReLU()) for _ in range(2))
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(2 * hidden, space.num_labels)
+        self.counts = torch.tensor(space.counts, dtype=torch.double)
+        self.register_buffer("mix", torch.tensor(0.5))
+        with torch.no_grad():
+            self.classifier.bias.copy_(space.prior().logit())  # as in `Linear`
+
+    def both_samplers(self, targets: Targets, seed: int) -> Tensor:
+        """Every document, and as many drawn by how rare their labels are, numbered as first copies."""
+        known = targets.below(self.num_labels)
+        rarity = 1 / self.counts.clamp_min(1)[known.indices]
+        reduce = "mean" if self.weight == "mean" else "amax"
+        weights = rarity.new_zeros(len(targets)).scatter_reduce(0, known.rows, rarity, reduce, include_self=False)
+        generator = torch.Generator().manual_seed(seed)
+        # by their running sum: `multinomial` takes 2^24 documents at most
+        ends = weights.cumsum(0)
+        drawn = torch.searchsorted(ends, torch.rand(len(targets), generator=generator, dtype=ends.dtype) * ends[-1])
+        every = torch.arange(len(targets))
+        return torch.cat([every, drawn.clamp_max(len(targets) - 1) + len(targets)])
+
+    def set_mix(self, ctx: TransitionContext) -> None:
+        """a of an epoch; to be called in each of them."""
+        self.mix.fill_(max(0.0, 1 - (ctx.epoch / self.epochs) ** 2))
+        ctx.log({"bbn/mix": float(self.mix)})
+
+    def scores(self, even: Tensor, rare: Tensor, mix: Tensor | float) -> Tensor:
+        """Logits of pairs of pooled vectors (pairs, dim)."""
+        both = 2 * torch.cat([mix * self.even(even), (1 - mix) * self.reversed(rare)], dim=1)
+        logits: Tensor = self.classifier(self.dropout(both))
+        return logits
+
+    def forward(self, features: Features) -> Tensor:
+        return self.scores(features.pooled, features.pooled, 0.5)
+
+    def loss(self, features: Features, targets: Targets, stage: str) -> dict[str, Tensor]:
+        one, other = self._pairs(features)
+        logits = self.scores(features.pooled[one], features.pooled[other], self.mix)
+        even, rare = bce(logits, targets.take(one)), bce(logits, targets.take(other))
+        return {"loss": self.mix * even + (1 - self.mix) * rare, "even": even, "rare": rare}
+
+    def _pairs(self, features: Features) -> tuple[Tensor, Tensor]:
+        """Places of documents of the even draw and of the other, paired; the fewer of them come more than once.
+
+        Where a batch has one kind alone, each document makes a pair with itself.
+        """
+        every = torch.arange(len(features.pooled), device=features.pooled.device)
+        if features.batch is None:
+            return every, every
+        copied = features.batch.rows >= self.num_documents
+        even, rare = every[~copied], every[copied]
+        if not len(even) or not len(rare):
+            return every, every
+        pairs = torch.arange(max(len(even), len(rare)), device=every.device)
+        return even[pairs % len(even)], rare[pairs % len(rare)]
