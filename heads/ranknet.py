@@ -39,11 +39,13 @@ class RankNet(nn.Module):
         width: of the bottleneck (V).
         blocks: how many.
         sparse: gradients of the rows that were read, for tables that are too large to step through.
+        logits: whether f are logits: rows are then weighted by their sigmoid, for of a hundred candidates all but a few
+            have large negative ones, which would be all that W1 sees.
     """
 
-    def __init__(self, num_labels: int, width: int, blocks: int, sparse: bool) -> None:
+    def __init__(self, num_labels: int, width: int, blocks: int, sparse: bool, logits: bool = False) -> None:
         super().__init__()
-        self.width, self.sparse = width, sparse
+        self.width, self.sparse, self.logits = width, sparse, logits
         bags = [nn.EmbeddingBag(num_labels, width, mode="sum", sparse=sparse) for _ in range(blocks)]
         self.first = nn.ModuleList(bags)
         self.second = nn.ModuleList(nn.Embedding(num_labels, width, sparse=sparse) for _ in range(blocks))
@@ -71,7 +73,8 @@ class RankNet(nn.Module):
         """F of candidates, all (batch, K); fills, label -1, take no part."""
         known, labels = labels >= 0, labels.clamp_min(0).long()
         for first, second in self.blocks():
-            hidden = first(labels, per_sample_weights=scores * known).relu()  # (batch, V)
+            weights = scores.sigmoid() if self.logits else scores
+            hidden = first(labels, per_sample_weights=weights * known).relu()  # (batch, V)
             scores = scores + (second(labels) @ hidden.unsqueeze(-1)).squeeze(-1)
         return scores
 
@@ -102,23 +105,28 @@ class RankNetTraining:
         batch_size: documents in a step.
         lr: learning rate of Adam.
         margin_weight: of the second term, which keeps right labels before wrong ones (lambda). It is a mean over many
-            more pairs, most of which are in order: with 1, P@1 and PSP@1 fall alike.
+            more pairs, most of which are in order: it takes more than 1.
         margin: by which it wants them to be (c); by default 0.1 of probabilities and 1 of logits.
         negatives: wrong candidates of a document, half of them those with the highest scores, half drawn.
+        held_back: share of the documents that it does not learn from: the epoch with their highest PSP@1 counts, the
+            start, at which F is f, among them. 0 takes the last epoch.
     """
 
     epochs: int = 10
     batch_size: int = 256
     lr: float = 1e-3
-    margin_weight: float = 20.0
+    margin_weight: float = 5.0
     margin: float | None = None
     negatives: int = 256
+    held_back: float = 0.1
 
     def __post_init__(self) -> None:
         names = ("epochs", "batch_size", "negatives")
         check_low(1, **{f"ranknet.{name}": getattr(self, name) for name in names})
         check_low(0, **{"ranknet.margin_weight": self.margin_weight, "ranknet.margin": self.margin})
         check_low(1e-9, **{"ranknet.lr": self.lr})
+        if not 0 <= self.held_back < 1:
+            raise UserError(f"--model.head.ranknet.held_back={self.held_back} is not between 0 and 1")
 
 
 class Candidates(NamedTuple):
@@ -169,8 +177,11 @@ def train_ranknet(
     margin: float,
     generator: torch.Generator,
     ctx: Process,
+    worth: Tensor | None = None,
 ) -> dict[str, float]:
     """Train anew; returns the terms of the last epoch. The first process trains, the others learn whether it can go on.
+
+    `worth` of labels is what PSP counts them by; without it the last epoch is taken.
 
     Documents of which no label is a candidate, or nothing else, teach nothing and are left out.
     """
@@ -179,6 +190,10 @@ def train_ranknet(
     if not len(rows):
         raise UserError("RankNet has no document to learn from: none has a label of its own among the candidates")
     net.reset(generator)
+    held = rows[:0]
+    if worth is not None and ctx.first:
+        held, rows = shared_out(rows, settings.held_back, generator)
+    best = Best(net, candidates, held, worth)
     net.requires_grad_(True)
     tables, lr = list(net.parameters()), settings.lr
     optimizer: Optimizer = torch.optim.SparseAdam(tables, lr) if net.sparse else torch.optim.Adam(tables, lr)
@@ -199,12 +214,51 @@ def train_ranknet(
                 loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             sums += len(part) * terms.detach()
+        best.look()
         population, margins = (ctx.sum(sums) / len(rows)).tolist()
         log = {"population": population, "margin": margins, "loss": population + settings.margin_weight * margins}
         if not torch.tensor(log["loss"]).isfinite():
             raise UserError("the loss of RankNet is not finite: lower its learning rate, --model.head.ranknet.lr")
     net.requires_grad_(False).zero_grad()
-    return log | {"documents": float(len(rows))}
+    best.take()
+    return log | {"documents": float(len(rows)), "best_epoch": float(best.epoch)}
+
+
+def shared_out(rows: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A share of the documents, and all others; at least one of these."""
+    size = min(round(share * len(rows)), len(rows) - 1)
+    order = rows[torch.randperm(len(rows), generator=generator)] if size else rows
+    return order[:size], order[size:]
+
+
+class Best:
+    """Keeps the tables with the highest PSP@1 of documents that are held back, the first ones among them."""
+
+    def __init__(self, net: RankNet, candidates: Candidates, held: Tensor, worth: Tensor | None) -> None:
+        self.net, self.candidates, self.held, self.worth = net, candidates, held, worth
+        self.value, self.epoch, self.epochs, self.state = -1.0, 0, -1, {}  # type: ignore[var-annotated]
+        self.look()
+
+    @torch.no_grad()
+    def look(self) -> None:
+        self.epochs += 1
+        if self.worth is None or not len(self.held):
+            self.epoch = self.epochs
+            return
+        value = 0.0
+        for rows in torch.split(self.held, 1024):
+            batch = self.candidates.take(rows, self.worth.device)
+            scores = self.net(batch.labels, batch.scores).masked_fill(batch.labels < 0, -torch.inf)
+            top = scores.argmax(1, keepdim=True)
+            worth = self.worth[batch.labels.gather(1, top).clamp_min(0).long()]
+            value += float((worth * batch.hits.gather(1, top)).sum())
+        if value > self.value:
+            self.value, self.epoch = value, self.epochs
+            self.state = {name: table.clone() for name, table in self.net.state_dict().items()}
+
+    def take(self) -> None:
+        if self.state:
+            self.net.load_state_dict(self.state)
 
 
 def logits_of(probabilities: Tensor) -> Tensor:

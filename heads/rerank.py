@@ -88,7 +88,8 @@ class Rerank(Head):
         self.training_settings, self.allowed_loss = ranknet or RankNetTraining(), allowed_loss
         self.gain, self.keep = Measure.parse(gain, "gain"), Measure.parse(keep, "keep")
         many = space.num_labels >= MANY
-        self.net = RankNet(space.num_labels, width or (64 if many else 256), blocks, many).requires_grad_(False)
+        self.net = RankNet(space.num_labels, width or (64 if many else 256), blocks, many, on == "logits")
+        self.net.requires_grad_(False)
         self.register_buffer("trained", torch.tensor(False))
         self.register_buffer("exponent", torch.tensor(exponent or 0.0))
         self.register_buffer("inverse_propensity", torch.empty(0), persistent=False)
@@ -224,7 +225,8 @@ class Rerank(Head):
         ranking = cut(ranking, self.candidates)
         candidates = Candidates(ranking.labels, self._base_scores(ranking.scores), relevant(ranking.labels, targets))
         counts = self.counts.to(self.trained.device)
-        log = train_ranknet(self.net, candidates, counts, settings, margin, generator, ctx)
+        worth = self.inverse_propensity
+        log = train_ranknet(self.net, candidates, counts, settings, margin, generator, ctx, worth)
         self.trained.fill_(True)
         self._note_progress()
         ctx.log({f"ranknet/{name}": value for name, value in log.items()})

@@ -179,10 +179,34 @@ def test_training_lowers_the_loss_and_is_a_function_of_the_seed(sparse):
     (one, log), (other, _), (third, _) = (trained(seed, sparse, lr=0.01) for seed in (0, 0, 1))
     _, begin = trained(0, sparse, lr=1e-9, epochs=1)
     assert log["loss"] < 0.9 * begin["loss"]
-    assert log["loss"] == pytest.approx(log["population"] + 20 * log["margin"])
+    assert log["loss"] == pytest.approx(log["population"] + 5 * log["margin"])
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     assert not torch.equal(one.second[0].weight, third.second[0].weight)
     assert not any(p.requires_grad for p in one.parameters())
+
+
+def test_the_best_epoch_for_documents_that_were_held_back_is_taken():
+    candidates, counts = prepared()
+    useless = candidates._replace(scores=torch.where(candidates.hits, 5.0, -5.0))  # nothing is left to be gained
+    worth = torch.ones(40)
+    net = RankNet(40, 8, 1, False)
+    settings = RankNetTraining(lr=1.0, epochs=2)
+    log = train_ranknet(net, useless, counts, settings, 20.0, seeded(), Context(None, None), worth)
+    assert log["best_epoch"] == 0
+    assert not net.second[0].weight.any()
+    assert log["documents"] == round(0.9 * len(candidates.labels))
+    assert trained()[1]["best_epoch"] == RankNetTraining().epochs  # without their worth the last one
+
+
+def test_of_logits_it_sees_the_probabilities():
+    candidates, _ = prepared(5)
+    net, plain = RankNet(40, 8, 1, False, logits=True), RankNet(40, 8, 1, False)
+    for table in (*net.first, *net.second):
+        torch.nn.init.normal_(table.weight)
+    plain.load_state_dict(net.state_dict())
+    probable = candidates.scores.sigmoid()
+    change = plain(candidates.labels, probable) - probable
+    torch.testing.assert_close(net(candidates.labels, candidates.scores), candidates.scores + change)
 
 
 def test_other_processes_wait_for_the_first():

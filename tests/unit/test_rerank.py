@@ -165,7 +165,13 @@ def test_it_learns_the_same_from_validation_documents_and_logs_how_it_went():
         head, context = build(space, inner, ranknet=RankNetTraining(epochs=2)), Context(scores, targets)
         assert head.scores == how
         head.train_ranknet(context)
-        assert {"ranknet/loss", "ranknet/population", "ranknet/margin", "ranknet/documents"} == set(context.logged)
+        assert {
+            "ranknet/loss",
+            "ranknet/population",
+            "ranknet/margin",
+            "ranknet/documents",
+            "ranknet/best_epoch",
+        } == set(context.logged)
         made.append(head)
     assert torch.equal(made[0].net.second[0].weight, made[1].net.second[0].weight)
     assert made[0].is_trained
