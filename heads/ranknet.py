@@ -110,20 +110,23 @@ class RankNetTraining:
         negatives: wrong candidates of a document, half of them those with the highest scores, half drawn.
         held_back: share of the documents that it does not learn from: the epoch with their highest PSP@1 counts, the
             start, at which F is f, among them. 0 takes the last epoch.
+        allowed_loss: epochs that cost them more of P@1 do not count.
     """
 
     epochs: int = 10
     batch_size: int = 256
-    lr: float = 1e-3
+    lr: float = 3e-4
     margin_weight: float = 5.0
     margin: float | None = None
     negatives: int = 256
     held_back: float = 0.1
+    allowed_loss: float = 0.01
 
     def __post_init__(self) -> None:
         names = ("epochs", "batch_size", "negatives")
         check_low(1, **{f"ranknet.{name}": getattr(self, name) for name in names})
-        check_low(0, **{"ranknet.margin_weight": self.margin_weight, "ranknet.margin": self.margin})
+        names = ("margin_weight", "margin", "allowed_loss")
+        check_low(0, **{f"ranknet.{name}": getattr(self, name) for name in names})
         check_low(1e-9, **{"ranknet.lr": self.lr})
         if not 0 <= self.held_back < 1:
             raise UserError(f"--model.head.ranknet.held_back={self.held_back} is not between 0 and 1")
@@ -193,7 +196,7 @@ def train_ranknet(
     held = rows[:0]
     if worth is not None and ctx.first:
         held, rows = shared_out(rows, settings.held_back, generator)
-    best = Best(net, candidates, held, worth)
+    best = Best(net, candidates, held, worth, settings.allowed_loss)
     net.requires_grad_(True)
     tables, lr = list(net.parameters()), settings.lr
     optimizer: Optimizer = torch.optim.SparseAdam(tables, lr) if net.sparse else torch.optim.Adam(tables, lr)
@@ -234,9 +237,14 @@ def shared_out(rows: Tensor, share: float, generator: torch.Generator) -> tuple[
 class Best:
     """Keeps the tables with the highest PSP@1 of documents that are held back, the first ones among them."""
 
-    def __init__(self, net: RankNet, candidates: Candidates, held: Tensor, worth: Tensor | None) -> None:
+    def __init__(
+        self, net: RankNet, candidates: Candidates, held: Tensor, worth: Tensor | None, allowed_loss: float
+    ) -> None:
         self.net, self.candidates, self.held, self.worth = net, candidates, held, worth
-        self.value, self.epoch, self.epochs, self.state = -1.0, 0, -1, {}  # type: ignore[var-annotated]
+        self.least = -torch.inf  # right labels in the first place that an epoch must have
+        self.allowed = allowed_loss * len(held)
+        self.gain, self.epoch, self.epochs = -1.0, 0, -1
+        self.state: dict[str, Tensor] = {}
         self.look()
 
     @torch.no_grad()
@@ -245,15 +253,17 @@ class Best:
         if self.worth is None or not len(self.held):
             self.epoch = self.epochs
             return
-        value = 0.0
+        gain, right = 0.0, 0.0
         for rows in torch.split(self.held, 1024):
             batch = self.candidates.take(rows, self.worth.device)
             scores = self.net(batch.labels, batch.scores).masked_fill(batch.labels < 0, -torch.inf)
             top = scores.argmax(1, keepdim=True)
             worth = self.worth[batch.labels.gather(1, top).clamp_min(0).long()]
-            value += float((worth * batch.hits.gather(1, top)).sum())
-        if value > self.value:
-            self.value, self.epoch = value, self.epochs
+            hits = batch.hits.gather(1, top)
+            gain, right = gain + float((worth * hits).sum()), right + float(hits.sum())
+        if gain > self.gain and right >= self.least:
+            self.gain, self.epoch = gain, self.epochs
+            self.least = self.least if self.epochs else right - self.allowed
             self.state = {name: table.clone() for name, table in self.net.state_dict().items()}
 
     def take(self) -> None:
