@@ -87,6 +87,8 @@ def rerank(
         metrics.tuned_threshold.fill_(after.best_threshold())
     save(module, out)
     show(before, after, f"{len(truth):,} validation documents")
+    if form != "propensity" and after.compute()["PSP@5"] < before.compute()["PSP@5"]:
+        note(f"the network makes PSP@5 worse: {len(targets) - len(truth):,} documents taught it; try --form=propensity")
     lines = {"exponent": f"{head.power:g}", "seconds": f"{time.perf_counter() - start:.1f}", "checkpoint": out}
     for name, value in lines.items():
         Console(highlight=False, markup=False, soft_wrap=True).print(f"{name}: {value}")
