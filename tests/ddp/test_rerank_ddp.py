@@ -22,6 +22,7 @@ model:
     class_path: Rerank
     init_args:
       allowed_loss: 0.1
+      ranknet: {held_back: 0} # the last epoch, so that there is something to compare
       inner: {class_path: Wide, init_args: {inner: Linear, engine: OneVsRestSvm}}
   optimizer: {class_path: Adam, init_args: {lr: 0.02}}
 stages:
