@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from datamodules.bags import bag_width, bags
 from datamodules.batch import Batch, LabelSpace
+from datamodules.errors import UserError
 
 
 class TfIdf(nn.Module):
@@ -37,6 +38,8 @@ class TfIdf(nn.Module):
         idf = 1 + np.log((1 + counts.shape[0]) / (1 + documents))
         idf[documents < self.min_documents] = 0
         idf[self.pad_id] = 0
+        if not idf.any():
+            raise UserError(f"no word is in {self.min_documents} training documents: lower min_documents")
         self.idf.copy_(torch.from_numpy(idf))
 
     def matrix(self, counts: csr_array) -> csr_array:
@@ -76,5 +79,6 @@ class TfIdf(nn.Module):
 
 def _lengths(group: np.ndarray, values: np.ndarray) -> np.ndarray:
     """The Euclidean length of its group, for each value."""
-    lengths: np.ndarray = np.sqrt(np.bincount(group, values**2))[group].astype(np.float32)
+    squares = values.astype(np.float64) ** 2  # of a float they may be 0 or infinite
+    lengths: np.ndarray = np.sqrt(np.bincount(group, squares))[group].astype(np.float32)
     return lengths

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
 import hashlib
@@ -23,6 +24,7 @@ from datamodules.errors import UserError
 ROWS_PER_PROGRESS = 1_000
 ROWS_TO_FIND_COLUMNS = 100  # a JSON line may lack a column; this many without it mean that the name is wrong
 SHOWN_BAD_ROWS = 5
+PACKED: dict[str, Callable[[Any], Any]] = {".gz": lambda file: gzip.GzipFile(fileobj=file), ".bz2": bz2.BZ2File}
 Progress = Callable[[int], None]
 
 
@@ -92,7 +94,9 @@ def read_documents(
         size, reported = path.stat().st_size, 0
         extension = _extension(path)
         if (reader := reader or READERS.get(extension)) is None:
-            raise UserError(f"{path}: unknown extension; supported are {', '.join(READERS)}, each also with .gz")
+            raise UserError(
+                f"{path}: unknown extension; supported are {', '.join(READERS)}, each also with {' or '.join(PACKED)}"
+            )
         if extension in {".csv", ".tsv", ".txt"}:
             format = replace(format, label_sep=format.label_sep or ",")
         for number, (line, row) in enumerate(reader(stream, path, format) if stream.peek(1) else (), 1):
@@ -217,7 +221,7 @@ def _csv_row(header: list[str], fields: list[str]) -> Row:
 
 
 def _parquet_rows(stream: IO[bytes], path: Path, format: Format) -> Rows:
-    file = pq.ParquetFile(io.BytesIO(stream.read()) if path.suffix == ".gz" else stream)  # it is read from its end
+    file = pq.ParquetFile(io.BytesIO(stream.read()) if path.suffix in PACKED else stream)  # it is read from its end
     _require_columns(path, format, file.schema_arrow.names)
     wanted = [format.id_column, format.label_column, format.text_column]
     batches = file.iter_batches(ROWS_PER_PROGRESS, columns=[name for name in wanted if name is not None])
@@ -239,11 +243,17 @@ def _require_columns(path: Path, format: Format, columns: Iterable[str]) -> None
 
 
 def _extension(path: Path) -> str:
-    return Path(path.name.removesuffix(".gz")).suffix
+    return unpacked_name(path).suffix
+
+
+def unpacked_name(path: Path) -> Path:
+    """The path without the ending of what packed it."""
+    return path.with_suffix("") if path.suffix in PACKED else path
 
 
 def decompressed(file: io.FileIO, path: Path) -> io.BufferedReader:
-    raw: Any = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
+    is_packed = path.suffix in PACKED and path.stat().st_size  # a file without anything is not
+    raw: Any = PACKED[path.suffix](file) if is_packed else file
     stream = io.BufferedReader(raw, 1 << 18)
     if stream.peek(3).startswith(b"\xef\xbb\xbf"):  # a byte order mark
         stream.read(3)

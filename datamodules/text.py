@@ -9,12 +9,12 @@ from typing import Any
 from datamodules.base import TextDataModule, find_file
 from datamodules.errors import UserError
 from datamodules.prepare import Corpus, Source
-from datamodules.readers import BadRows, Document, Format, fingerprint, read_documents
+from datamodules.readers import PACKED, BadRows, Document, Format, fingerprint, read_documents
 
 SUFFIXES = [
     kind + packed
     for kind in (".jsonl", ".json", ".ndjson", ".parquet", ".csv", ".tsv", ".txt")
-    for packed in (".gz", "")
+    for packed in ("", *PACKED)
 ]
 
 
@@ -37,7 +37,7 @@ class FileSource:
 
 
 class TextFiles(TextDataModule):
-    """Your own corpus: jsonl, csv, tsv, parquet, or lines of id, labels and text; each also gzipped.
+    """Your own corpus: jsonl, csv, tsv, parquet, or lines of id, labels and text; each also as .gz or .bz2.
 
     Args:
         train: training documents.

@@ -108,6 +108,9 @@ class FeatureVocabulary(Vocabulary):
         return list(ids), list(values)
 
 
+LARGEST = 3.4e38  # what a float of 32 bits holds
+
+
 def parse_feature(feature: str) -> tuple[str, float]:
     """Name and value of `name:value`."""
     name, colon, number = feature.rpartition(":")
@@ -117,7 +120,7 @@ def parse_feature(feature: str) -> tuple[str, float]:
         value = float(number)
     except ValueError:
         value = math.nan
-    if not name or not math.isfinite(value):
+    if not name or not abs(value) < LARGEST:
         raise UserError(f"{feature[:80]!r} is not a feature: expected a name, or name:value with a number")
     return name, value
 

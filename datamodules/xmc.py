@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from datamodules.errors import UserError
 from datamodules.folder import NamedCorpus
 from datamodules.prepare import Corpus, Source
 from datamodules.readers import (
+    PACKED,
     READERS,
     BadRows,
     Document,
@@ -27,10 +27,10 @@ from datamodules.readers import (
     user_errors,
 )
 from datamodules.text import files_in
-from datamodules.vocab import PAD, UNK, VALUES
+from datamodules.vocab import LARGEST, PAD, UNK, VALUES
 
 EXTENSION = ".xmc"
-SUFFIXES = [kind + packed for kind in (EXTENSION, ".txt") for packed in (".gz", "")]  # in a corpus folder
+SUFFIXES = [kind + packed for kind in (EXTENSION, ".txt") for packed in ("", *PACKED)]  # in a corpus folder
 LABELS, FEATURES = "labels.txt", "features.txt"  # names, one on each line, that lie beside a file
 HEADER = "the first line must be three numbers: rows, features and labels"
 
@@ -153,7 +153,7 @@ def take_apart(line: str) -> tuple[list[str], list[tuple[str, str]]]:
 
 def is_number(text: str) -> bool:
     try:
-        return math.isfinite(float(text)) and "_" not in text
+        return abs(float(text)) < LARGEST and "_" not in text
     except ValueError:
         return False
 
@@ -176,7 +176,7 @@ class SparseSource:
         return read_documents(self.path, Format(), self.bad, progress, self.format.rows)
 
     def fingerprint(self) -> str:
-        kind = self.path.suffix == ".gz"
+        kind = self.path.suffix in PACKED
         return f"{fingerprint(self.path)} {EXTENSION} {kind} {self.format.fingerprint()} {self.bad.max_bad_rows}"
 
     def report(self) -> list[str]:
@@ -192,7 +192,7 @@ def sparse_corpus(name: str, files: dict[str, Path], format: SparseFormat, max_b
 
 
 class SparseFiles(TextDataModule):
-    """Your own corpus of features: a header `rows features labels`, then `label,label feature:value ...`; also gzipped.
+    """Your own corpus of features: a header `rows features labels`, then `label,label feature:value ...`; also packed.
 
     Args:
         train: training documents.

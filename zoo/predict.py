@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
 import sys
@@ -15,7 +16,7 @@ from typing import IO, Any, Literal, cast
 from datamodules.errors import UserError, first_line
 from datamodules.files import written_whole
 from datamodules.progress import progress_bar
-from datamodules.readers import READERS, BadRows, Format, read_documents
+from datamodules.readers import READERS, BadRows, Format, read_documents, unpacked_name
 from zoo.tagger import load
 
 PLAIN = {".txt"}  # read as a corpus it would have columns, here it has a document on each line
@@ -76,7 +77,7 @@ class FirstBadRow(BadRows):
 def documents(source: str, text_column: str, id_column: str) -> Iterator[tuple[Any, str]]:
     """Id and text of each document; its number where it has no id."""
     path = Path(source)
-    kind = Path(path.name.removesuffix(".gz")).suffix
+    kind = unpacked_name(path).suffix
     if source != "-" and kind in set(READERS) - PLAIN:
         rows = read_documents(path, Format(text_column, None, id_column, options="--"), FirstBadRow())
         yield from ((row.id or number, row.text) for number, row in enumerate(rows, 1))
@@ -117,7 +118,7 @@ def opened_lines(source: str) -> Iterator[IO[str]]:
             sys.stdin.reconfigure(encoding="utf-8-sig", errors="replace")
         yield sys.stdin
         return
-    opener = gzip.open if source.endswith(".gz") else open
+    opener: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(Path(source).suffix, open)
     try:
         with opener(source, "rt", encoding="utf-8-sig", errors="replace") as file:
             yield cast(IO[str], file)

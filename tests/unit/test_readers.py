@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
 import io
@@ -65,9 +66,12 @@ WRITERS: dict[str, Callable[[list[Document]], bytes]] = {
 }
 
 
+PACK: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".bz2": bz2.compress}
+
+
 def put(folder: Path, name: str, content: bytes) -> Path:
     path = folder / name
-    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    path.write_bytes(PACK.get(path.suffix, bytes)(content))
     return path
 
 
@@ -91,14 +95,14 @@ def complaint(path: Path, format: Format | None = None) -> str:
 # --- what is read
 
 
-@pytest.mark.parametrize("packed", ["", ".gz"])
+@pytest.mark.parametrize("packed", ["", *PACK])
 @pytest.mark.parametrize("kind", WRITERS)
 def test_every_format_gives_the_same_documents(tmp_path: Path, kind: str, packed: str) -> None:
     path = put(tmp_path, f"train.v1{kind}{packed}", WRITERS[kind](DOCUMENTS))
     assert read(path) == DOCUMENTS
 
 
-@pytest.mark.parametrize("packed", ["", ".gz"])
+@pytest.mark.parametrize("packed", ["", *PACK])
 @pytest.mark.parametrize("kind", WRITERS)
 def test_progress_adds_up_to_the_file_size(tmp_path: Path, kind: str, packed: str) -> None:
     many = [Document(f"d{i}", f"text {i * i * 7919} " * 20, [f"l{i % 7}"]) for i in range(3_500)]
@@ -116,7 +120,7 @@ def test_windows_files_with_byte_order_mark(tmp_path: Path, kind: str) -> None:
     assert read_bytes(tmp_path, f"train{kind}", content) == DOCUMENTS
 
 
-@pytest.mark.parametrize("kind", [kind + packed for kind in WRITERS for packed in ("", ".gz")])
+@pytest.mark.parametrize("kind", [kind + packed for kind in WRITERS for packed in ("", *PACK)])
 def test_an_empty_file_has_no_documents(tmp_path: Path, kind: str) -> None:
     assert read_bytes(tmp_path, f"train{kind}", b"") == []
     (tmp_path / f"train{kind}").write_bytes(b"")
@@ -344,7 +348,7 @@ def test_places_without_a_file(tmp_path: Path) -> None:
     assert complaint(tmp_path / "folder.csv") == "folder.csv: cannot be read: Is a directory"
     assert complaint(put(tmp_path, "a.xlsx", b"PK")) == (
         "a.xlsx: unknown extension; supported are .jsonl, .ndjson, .json, .csv, .tsv, .txt, .parquet, .xmc"
-        ", each also with .gz"
+        ", each also with .gz or .bz2"
     )
 
 
@@ -367,6 +371,18 @@ def test_corrupt_gzip(tmp_path: Path, kind: str) -> None:
     assert complaint(path) == f"a{kind}.gz: cannot be read: Not a gzipped file (b'pl')"
     path.write_bytes(packed[:10] + b"\xff" * 20 + packed[30:])
     assert complaint(path).startswith(f"a{kind}.gz: cannot be read: Error -3 while decompressing data")
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_corrupt_bz2(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"a{kind}.bz2"
+    packed = bz2.compress(WRITERS[kind](DOCUMENTS))
+    path.write_bytes(packed[:-20])
+    ended = "Compressed file ended before the end-of-stream marker was reached"
+    assert complaint(path) == f"a{kind}.bz2: cannot be read: {ended}"
+    for broken in (b"plain text", packed[:30] + b"\xff" * 20 + packed[50:]):  # no such file, and a bad block
+        path.write_bytes(broken)
+        assert complaint(path) == f"a{kind}.bz2: cannot be read: Invalid data stream"
 
 
 def test_corrupt_parquet(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from scipy.sparse import csr_array
 
 from backbones.tfidf import TfIdf
 from datamodules.batch import Batch, LabelSpace, Targets
+from datamodules.errors import UserError
 
 SPACE = LabelSpace(["a"], [1], 5, vocab_size=9)
 DOCUMENTS = [[2, 3, 2, 2, 4], [3], [4, 5, 4], [2, 6, 3, 5], [7, 8, 8, 3, 2]]
@@ -110,6 +111,19 @@ def test_padding_and_words_that_training_never_saw_weigh_nothing():
     assert from_batch(tfidf, batch_of([[2, 8, 8], [7]], columns=2)) == [{2: pytest.approx(1.0)}, {}]
     assert weights.isfinite().all()
     assert tfidf.matrix(tfidf.counts(batch_of([[2, 8, 8], [7]]))).nnz == 1
+
+
+def test_where_no_word_is_left_nothing_can_be_learned():
+    with pytest.raises(UserError, match="no word is in 7 training documents: lower min_documents"):
+        learned(counted([[2, 3], [2, 3]]), min_documents=7)
+
+
+@pytest.mark.parametrize("value", [1e-25, 1e-3, 1.0, 1e20])
+def test_documents_have_length_one_whatever_the_size_of_values(value):
+    counts = csr_array(np.full((2, SPACE.vocab_size), value, np.float32))
+    tfidf = TfIdf(SPACE, sublinear=False)
+    tfidf.learn(counts)
+    assert tfidf.matrix(counts).power(2).sum(axis=1) == pytest.approx([1, 1], rel=1e-5)
 
 
 def test_what_is_learned_is_in_the_state():

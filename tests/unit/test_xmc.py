@@ -109,6 +109,7 @@ MISTAKES = {
     "0 1:1:2": "feature 1 has the value '1:2', which is not a number",
     "0 1:nan": "feature 1 has the value 'nan', which is not a number",
     "0 1:-inf": "feature 1 has the value '-inf', which is not a number",
+    "0 1:1e39": "feature 1 has the value '1e39', which is not a number",
     "0 1:1_0": "feature 1 has the value '1_0', which is not a number",
 }
 
