@@ -50,7 +50,10 @@ class BBN(DenseHead):
             self.classifier.bias.copy_(space.prior().logit())  # as in `Linear`
 
     def both_samplers(self, targets: Targets, seed: int) -> Tensor:
-        """Every document, and as many drawn by how rare their labels are, numbered as first copies."""
+        """Every document, and as many drawn by how rare their labels are, numbered as first copies.
+
+        They are drawn once for a stage, not anew in every epoch.
+        """
         known = targets.below(self.num_labels)
         rarity = 1 / self.counts.clamp_min(1)[known.indices]
         reduce = "mean" if self.weight == "mean" else "amax"

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 SMALLEST, LARGEST = 1e-30, 1 - 2**-25  # probabilities beyond have the logit of these
+NEAR = 1e-7  # enough to tell candidates apart where logits are features of a model
 STEPS, ENOUGH = 100, 1e-10
 
 
-def logits_of(probabilities: Tensor) -> Tensor:
-    """In double precision, and finite."""
-    return probabilities.double().clamp(SMALLEST, LARGEST).logit()
+def logits_of(probabilities: Tensor, least: float = SMALLEST) -> Tensor:
+    """In double precision, and finite: probabilities closer than `least` to 0 or 1 have the logit of this distance."""
+    return probabilities.double().clamp(least, min(1 - least, LARGEST)).logit()
 
 
 def fit_sigmoid(logits: Tensor, hits: Tensor, total: Callable[[Tensor], Tensor]) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -86,6 +86,11 @@ class Decoupled(Head):
                 "choose another, or leave its stage out"
             )
         return super().__getattr__(name)
+
+    def check_plan(self, transitions: Sequence[str]) -> None:
+        super().check_plan(transitions)
+        if "calibrate" in transitions and any("." in t for t in transitions[transitions.index("calibrate") :]):
+            raise UserError("calibrate goes by the scores of both parts: name it after their own transitions")
 
     # --- documents of the stages
 

@@ -108,14 +108,15 @@ class LinearEngine(Head):
         scores, labels = torch.zeros(len(targets), k), torch.full((len(targets), k), -1)
         for fold in range(folds):
             seen, unseen = (fold_of != fold).nonzero().flatten(), (fold_of == fold).nonzero().flatten()
-            engine = self.unfitted()
+            engine = self.unfitted().to(self.tfidf.idf.device)  # where processes can exchange what they have
             engine._fit(counts[seen.numpy()], targets.take(seen), seen, ctx)
-            ranking = engine._share(counts[unseen.numpy()], k, ctx, self.tfidf.idf.device)
+            ranking = engine._share(counts[unseen.numpy()], k, ctx)
             scores[unseen], labels[unseen] = ranking.scores, ranking.labels
         return Ranking(scores, labels)
 
-    def _share(self, counts: csr_array, k: int, ctx: TransitionContext, device: torch.device) -> Ranking:
+    def _share(self, counts: csr_array, k: int, ctx: TransitionContext) -> Ranking:
         """A ranking by the first process, which alone has the model, for all."""
+        device = self.tfidf.idf.device
         scores, labels = torch.zeros(counts.shape[0], k), torch.zeros(counts.shape[0], k, dtype=torch.long)
         if ctx.first:
             ranking = self.rank_rows(self.tfidf.matrix(counts), k)

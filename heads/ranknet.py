@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
@@ -14,7 +15,6 @@ from datamodules.errors import UserError
 from heads.base import check_low
 
 T = TypeVar("T")
-SMALLEST = 1e-7  # probabilities closer to 0 or 1 have the logit of this one
 
 
 class Process(Protocol):
@@ -101,32 +101,34 @@ class RankNetTraining:
     """How RankNet is trained.
 
     Args:
-        epochs: passes over the documents.
+        steps: how many, whatever the number of documents.
+        look_every: steps after which documents that are held back decide whether this is the best so far.
         batch_size: documents in a step.
         lr: learning rate of Adam.
         margin_weight: of the second term, which keeps right labels before wrong ones (lambda). It is a mean over many
             more pairs, most of which are in order: it takes more than 1.
         margin: by which it wants them to be (c); by default 0.1 of probabilities and 1 of logits.
-        negatives: wrong candidates of a document, half of them those with the highest scores, half drawn.
-        held_back: share of the documents that it does not learn from: the epoch with their highest PSP@1 counts, the
-            start, at which F is f, among them. 0 takes the last epoch.
-        allowed_loss: epochs that cost them more of P@1 do not count.
+        negatives: wrong candidates of a document, half of them those with the highest scores, half drawn. The mean
+            over many is one over labels that are in order already, and says little of those that are not.
+        held_back: share of the documents that it does not learn from: the look with their highest PSP@1 counts, the
+            start, at which F is f, among them. 0 takes the end.
+        allowed_loss: looks that cost them more of P@1 do not count.
     """
 
-    epochs: int = 10
+    steps: int = 300
+    look_every: int = 25
     batch_size: int = 256
-    lr: float = 3e-4
-    margin_weight: float = 5.0
+    lr: float = 1e-4
+    margin_weight: float = 10.0
     margin: float | None = None
-    negatives: int = 256
-    held_back: float = 0.1
-    allowed_loss: float = 0.01
+    negatives: int = 8
+    held_back: float = 0.2
+    allowed_loss: float = 0.005
 
     def __post_init__(self) -> None:
-        names = ("epochs", "batch_size", "negatives")
-        check_low(1, **{f"ranknet.{name}": getattr(self, name) for name in names})
-        names = ("margin_weight", "margin", "allowed_loss")
-        check_low(0, **{f"ranknet.{name}": getattr(self, name) for name in names})
+        whole, least = ("steps", "look_every", "batch_size", "negatives"), ("margin_weight", "margin", "allowed_loss")
+        check_low(1, **{f"ranknet.{name}": getattr(self, name) for name in whole})
+        check_low(0, **{f"ranknet.{name}": getattr(self, name) for name in least})
         check_low(1e-9, **{"ranknet.lr": self.lr})
         if not 0 <= self.held_back < 1:
             raise UserError(f"--model.head.ranknet.held_back={self.held_back} is not between 0 and 1")
@@ -182,9 +184,9 @@ def train_ranknet(
     ctx: Process,
     worth: Tensor | None = None,
 ) -> dict[str, float]:
-    """Train anew; returns the terms of the last epoch. The first process trains, the others learn whether it can go on.
+    """Train anew; returns the terms since the last look. The first process trains, the others learn if it can go on.
 
-    `worth` of labels is what PSP counts them by; without it the last epoch is taken.
+    `worth` of labels is what PSP counts them by; without it the end is taken.
 
     Documents of which no label is a candidate, or nothing else, teach nothing and are left out.
     """
@@ -201,11 +203,11 @@ def train_ranknet(
     tables, lr = list(net.parameters()), settings.lr
     optimizer: Optimizer = torch.optim.SparseAdam(tables, lr) if net.sparse else torch.optim.Adam(tables, lr)
     log: dict[str, float] = {}
-    for _ in ctx.track(range(settings.epochs), "training RankNet"):
+    batches = shuffled(rows, settings.batch_size, generator)
+    for done in ctx.track(range(0, settings.steps, settings.look_every), "training RankNet"):
         sums = torch.zeros(2, dtype=torch.float64, device=device)
-        order = rows[torch.randperm(len(rows), generator=generator)]
-        for start in range(0, len(order) if ctx.first else 0, settings.batch_size):
-            part = order[start : start + settings.batch_size]
+        steps = min(settings.look_every, settings.steps - done)
+        for part in islice(batches, steps if ctx.first else 0):
             batch = candidates.take(part, device)
             drawn = None
             if settings.negatives < batch.labels.shape[1]:
@@ -216,15 +218,21 @@ def train_ranknet(
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            sums += len(part) * terms.detach()
+            sums += terms.detach()
         best.look()
-        population, margins = (ctx.sum(sums) / len(rows)).tolist()
+        population, margins = (ctx.sum(sums) / steps).tolist()
         log = {"population": population, "margin": margins, "loss": population + settings.margin_weight * margins}
         if not torch.tensor(log["loss"]).isfinite():
             raise UserError("the loss of RankNet is not finite: lower its learning rate, --model.head.ranknet.lr")
     net.requires_grad_(False).zero_grad()
     best.take()
-    return log | {"documents": float(len(rows)), "best_epoch": float(best.epoch)}
+    return log | {"documents": float(len(rows)), "best_look": float(best.number)}
+
+
+def shuffled(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Batches of rows without an end, in another order each time all have been seen."""
+    while True:
+        yield from torch.split(rows[torch.randperm(len(rows), generator=generator)], size)
 
 
 def shared_out(rows: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -241,17 +249,17 @@ class Best:
         self, net: RankNet, candidates: Candidates, held: Tensor, worth: Tensor | None, allowed_loss: float
     ) -> None:
         self.net, self.candidates, self.held, self.worth = net, candidates, held, worth
-        self.least = -torch.inf  # right labels in the first place that an epoch must have
+        self.least = -torch.inf  # right labels in the first place that a look must have
         self.allowed = allowed_loss * len(held)
-        self.gain, self.epoch, self.epochs = -1.0, 0, -1
+        self.gain, self.number, self.looks = -1.0, 0, -1
         self.state: dict[str, Tensor] = {}
         self.look()
 
     @torch.no_grad()
     def look(self) -> None:
-        self.epochs += 1
+        self.looks += 1
         if self.worth is None or not len(self.held):
-            self.epoch = self.epochs
+            self.number = self.looks
             return
         gain, right = 0.0, 0.0
         for rows in torch.split(self.held, 1024):
@@ -262,14 +270,10 @@ class Best:
             hits = batch.hits.gather(1, top)
             gain, right = gain + float((worth * hits).sum()), right + float(hits.sum())
         if gain > self.gain and right >= self.least:
-            self.gain, self.epoch = gain, self.epochs
-            self.least = self.least if self.epochs else right - self.allowed
+            self.gain, self.number = gain, self.looks
+            self.least = self.least if self.looks else right - self.allowed
             self.state = {name: table.clone() for name, table in self.net.state_dict().items()}
 
     def take(self) -> None:
         if self.state:
             self.net.load_state_dict(self.state)
-
-
-def logits_of(probabilities: Tensor) -> Tensor:
-    return probabilities.clamp(SMALLEST, 1 - SMALLEST).logit()

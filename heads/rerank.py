@@ -12,9 +12,10 @@ from backbones.base import Features
 from datamodules.batch import Batch, LabelSpace, Targets
 from datamodules.errors import UserError
 from heads.base import Head, Ranking, TransitionContext, check_low
+from heads.calibration import NEAR, logits_of
 from heads.measures import Measure, cut, in_order, relevant
 from heads.propensity import EPSILON, GRID, by_propensity, choice, exponent_sums
-from heads.ranknet import Candidates, Process, RankNet, RankNetTraining, logits_of, train_ranknet
+from heads.ranknet import Candidates, Process, RankNet, RankNetTraining, train_ranknet
 
 MANY = 50_000  # labels from which on the network is narrow and its gradients are sparse
 STEP = 2**14  # documents whose scores are summed over processes at a time
@@ -87,7 +88,7 @@ class Rerank(Head):
         self.scores, self.folds, self.held_out = scores or self._best_scores(), folds, held_out
         self.training_settings, self.allowed_loss = ranknet or RankNetTraining(), allowed_loss
         self.gain, self.keep = Measure.parse(gain, "gain"), Measure.parse(keep, "keep")
-        many = space.num_labels >= MANY
+        many = space.num_labels - space.added >= MANY  # tables keep their width when labels are added
         self.net = RankNet(space.num_labels, width or (64 if many else 256), blocks, many, on == "logits")
         self.net.requires_grad_(False)
         self.register_buffer("trained", torch.tensor(False))
@@ -191,7 +192,7 @@ class Rerank(Head):
         return Ranking(probable * (ordered.labels >= 0), ordered.labels)
 
     def _base_scores(self, probabilities: Tensor) -> Tensor:
-        return probabilities.float() if self.on == "probabilities" else logits_of(probabilities.float())
+        return probabilities.float() if self.on == "probabilities" else logits_of(probabilities, NEAR).float()
 
     # --- documents of the stages
 

@@ -12,8 +12,8 @@ from backbones.base import Features
 from datamodules.batch import FREQUENCY_CLASSES, LabelSpace, Targets
 from datamodules.errors import UserError
 from heads.base import Head, Ranking, TransitionContext, check_low, probabilities
+from heads.calibration import NEAR, logits_of
 from heads.measures import cut, in_order, relevant
-from heads.ranknet import logits_of
 
 RIDGE = 1e-4  # on the squared distance from the start: decides only what the pairs leave open
 FEW = 20  # right pairs without which a class takes the weights of all labels together
@@ -34,7 +34,6 @@ class Wide(Head):
     """
 
     weights: Tensor  # (classes, 3) w1, w2 and b
-    fitted: Tensor  # whether `fit_weights` has run
     label_class: Tensor  # (num_labels,)
 
     def __init__(
@@ -56,7 +55,6 @@ class Wide(Head):
         self.classes = ("all",) if by == "all" else FREQUENCY_CLASSES
         self.register_buffer("label_class", classes * (by == "frequency"), persistent=False)
         self.register_buffer("weights", torch.tensor(START).repeat(len(self.classes), 1))
-        self.register_buffer("fitted", torch.tensor(False))
 
     def check_plan(self, transitions: Sequence[str]) -> None:
         super().check_plan(transitions)
@@ -93,6 +91,8 @@ class Wide(Head):
         return max(min(self.candidates, self.num_labels), k)
 
     def _mixed(self, one: Ranking, other: Ranking, k: int) -> Ranking:
+        if bool(self.inner.pending) != bool(self.engine.pending):  # a validation before both are there
+            return cut(one if self.engine.pending else other, k)
         labels, logits = union(one, other)
         weights = self.weights[self.label_class[labels.clamp_min(0)]]  # (batch, candidates, 3)
         scores = (weights[..., :2] * logits).sum(-1) + weights[..., 2]
@@ -106,7 +106,7 @@ class Wide(Head):
         """Logistic regression of right and wrong candidates of the validation documents."""
         pairs = [self._pairs(features, batch.targets) for features, batch in ctx.val_features()]
         logits = torch.cat([self.weights.new_zeros(0, 2), *(part for part, _, _ in pairs)])
-        hits = torch.cat([self.fitted.new_zeros(0), *(part for _, part, _ in pairs)])
+        hits = torch.cat([self.label_class.new_zeros(0, dtype=torch.bool), *(part for _, part, _ in pairs)])
         classes = torch.cat([self.label_class[:0], *(part for _, _, part in pairs)])
         together, right = newton(logits, hits, ctx.sum)
         if right == 0:
@@ -119,7 +119,6 @@ class Wide(Head):
             log |= {
                 f"wide/{name}/{part}": float(value) for part, value in zip(PARTS, self.weights[number], strict=True)
             }
-        self.fitted.fill_(True)
         ctx.log(log)
 
     def _pairs(self, features: Features, targets: Targets) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,7 +133,7 @@ def union(one: Ranking, other: Ranking) -> tuple[Tensor, Tensor]:
     """Candidates (batch, K) of two rankings, -1 in place of repeats, and logits by both, (batch, K, 2)."""
     repeated = look_up(one, other.labels)[1]
     labels = torch.cat([one.labels, other.labels.masked_fill(repeated, -1)], dim=1)
-    logits = [logits_of(look_up(ranking, labels)[0].float()) for ranking in (one, other)]
+    logits = [logits_of(look_up(ranking, labels)[0], NEAR).float() for ranking in (one, other)]
     return labels, torch.stack(logits, dim=-1)
 
 

@@ -57,9 +57,12 @@ class Workers:
     def _end(self, pipe: Connection) -> Any:
         try:
             result = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):  # nothing has come, or not all of it
+            process = self.running[pipe]
+            process.join()
+            why = "perhaps for want of memory" if process.exitcode == -signal.SIGKILL else "the library has given up"
             raise UserError(
-                "a process that was fitting a linear model has ended before its time, perhaps for want of memory"
+                f"a process that was fitting a linear model has ended before its time ({process.exitcode}): {why}"
             ) from None
         self.running.pop(pipe).join()
         pipe.close()

@@ -63,9 +63,14 @@ def rerank(
     """
     start = time.perf_counter()
     check_target(out)
+    if form == "ranknet" and exponent is not None:
+        raise UserError(f"--exponent={exponent} goes with --form=propensity or --form=both")
     powered = {"exponent": exponent, "gain": gain, "keep": keep, "allowed_loss": allowed_loss}
     settings = {"candidates": candidates, "blocks": int(form != "propensity"), **(powered if form != "ranknet" else {})}
-    module = on_device(wrapped(ckpt, settings), device)
+    try:
+        module = on_device(wrapped(ckpt, settings), device)
+    except UserError as error:  # settings have the names of a run's options
+        raise UserError(str(error).replace("--model.head.", "--")) from None
     data = corpus_of(module, ckpt)
     head, context = module.head, Alone(seed)
     assert isinstance(head, Rerank)
@@ -87,8 +92,12 @@ def rerank(
         metrics.tuned_threshold.fill_(after.best_threshold())
     save(module, out)
     show(before, after, f"{len(truth):,} validation documents")
-    if form != "propensity" and after.compute()["PSP@5"] < before.compute()["PSP@5"]:
-        note(f"the network makes PSP@5 worse: {len(targets) - len(truth):,} documents taught it; try --form=propensity")
+    worse = [name for name in ("PSP@1", "PSP@5") if after.compute()[name] < before.compute()[name]]
+    if form != "propensity" and worse:
+        note(
+            f"the network makes {' and '.join(worse)} worse: {len(targets) - len(truth):,} documents taught it; "
+            "try --form=propensity"
+        )
     lines = {"exponent": f"{head.power:g}", "seconds": f"{time.perf_counter() - start:.1f}", "checkpoint": out}
     for name, value in lines.items():
         Console(highlight=False, markup=False, soft_wrap=True).print(f"{name}: {value}")

@@ -36,9 +36,9 @@ def show_tree(ckpt: str, tree: int = 1, clusters: int = 20, labels: int = 8, jso
         if value < 0:
             raise UserError(f"--{name}={value} is too low: give 0 for all")
     module = rebuild(ckpt)
-    head = module.head
-    if not isinstance(head, TreeHead):
-        raise UserError(f"{ckpt}: head {type(head).__name__} has no label tree")
+    head = next((part for part in module.head.modules() if isinstance(part, TreeHead)), None)
+    if head is None:
+        raise UserError(f"{ckpt}: head {type(module.head).__name__} has no label tree")
     if not 1 <= tree <= len(head.trees):
         raise UserError(f"--tree={tree}: the trees of {ckpt} are numbered from 1 to {len(head.trees)}")
     if not head.grown:

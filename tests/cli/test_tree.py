@@ -145,6 +145,13 @@ def test_a_tree_that_is_not_built_yet_is_shown_with_a_note(trained, tmp_path, ca
     assert "build_tree" not in capsys.readouterr().err
 
 
+def test_the_tree_of_an_inner_head_is_shown(trained, tmp_path, shown, capsys):
+    wrapped = tmp_path / "wrapped.ckpt"
+    main(["rerank", f"--ckpt={trained}", f"--out={wrapped}"])
+    capsys.readouterr()
+    assert shown(f"--ckpt={wrapped}", "--json") == shown(f"--ckpt={trained}", "--json")
+
+
 def test_mistakes_end_in_one_line(trained, high, fit, fails, tmp_path):
     assert "no such checkpoint" in fails("tree", f"--ckpt={tmp_path / 'none.ckpt'}")
     assert fails("tree", f"--ckpt={trained}", "--tree=2").startswith("--tree=2: ")

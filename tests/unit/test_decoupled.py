@@ -162,6 +162,13 @@ def test_a_part_without_labels_is_left_out_or_named_in_one_line(fraction, missin
         getattr(head, f"{missing}_documents")(Targets.from_lists(TRUTH), 0)
 
 
+def test_calibration_comes_after_what_it_goes_by():
+    head = make()
+    head.check_plan(["head.fit", "tail.fit", "calibrate"])
+    with pytest.raises(UserError, match="calibrate goes by the scores of both parts"):
+        head.check_plan(["head.fit", "calibrate", "tail.fit"])
+
+
 # --- rankings
 
 

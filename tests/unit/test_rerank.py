@@ -17,7 +17,7 @@ from tests.unit.httn import wrap
 from tests.unit.rerank import Context, Folded, Given, build, long_tail, ranking
 from zoo.metrics import RankingMetrics
 
-QUICK = RankNetTraining(batch_size=32)  # as many steps as there would be with more documents
+QUICK = RankNetTraining(steps=250, batch_size=128, lr=1e-3, margin_weight=5, allowed_loss=0.01)
 
 
 def measured(space, ranking, targets):
@@ -162,7 +162,7 @@ def test_it_learns_the_same_from_validation_documents_and_logs_how_it_went():
     space, (scores, targets), _ = halves()
     made = []
     for inner, how in ((Folded, "out_of_fold"), (Given, "validation")):
-        head, context = build(space, inner, ranknet=RankNetTraining(epochs=2)), Context(scores, targets)
+        head, context = build(space, inner, ranknet=RankNetTraining(steps=20, look_every=10)), Context(scores, targets)
         assert head.scores == how
         head.train_ranknet(context)
         assert {
@@ -170,7 +170,7 @@ def test_it_learns_the_same_from_validation_documents_and_logs_how_it_went():
             "ranknet/population",
             "ranknet/margin",
             "ranknet/documents",
-            "ranknet/best_epoch",
+            "ranknet/best_look",
         } == set(context.logged)
         made.append(head)
     assert torch.equal(made[0].net.second[0].weight, made[1].net.second[0].weight)
@@ -179,7 +179,7 @@ def test_it_learns_the_same_from_validation_documents_and_logs_how_it_went():
 
 def test_held_out_documents_are_those_that_no_stage_trains_on():
     space, (scores, targets), _ = halves()
-    head, context = build(space, scores="held_out", ranknet=RankNetTraining(epochs=1)), Context(scores, targets)
+    head, context = build(space, scores="held_out", ranknet=RankNetTraining(steps=10)), Context(scores, targets)
     with pytest.raises(UserError, match="no stage has left out documents"):
         head.train_ranknet(context)
     base = head.base_documents(targets, context.seed)
@@ -188,14 +188,14 @@ def test_held_out_documents_are_those_that_no_stage_trains_on():
     assert sorted(torch.cat([base, context.rows]).tolist()) == list(range(800))
     assert not torch.equal(base, head.base_documents(targets, context.seed + 1))
     # the same from the same documents, given as validation documents
-    other = build(space, scores="validation", ranknet=RankNetTraining(epochs=1))
+    other = build(space, scores="validation", ranknet=RankNetTraining(steps=10))
     other.train_ranknet(Context(scores[context.rows], targets.take(context.rows)))
     assert torch.equal(head.net.second[0].weight, other.net.second[0].weight)
 
 
 def test_processes_put_their_scores_together():
     space, (scores, targets), _ = halves()
-    alone, first, second = (build(space, ranknet=RankNetTraining(epochs=1)) for _ in range(3))
+    alone, first, second = (build(space, ranknet=RankNetTraining(steps=10)) for _ in range(3))
     one = Context(scores, targets)
     alone.train_ranknet(one)
     gathered = alone._collect(one, one.val_features(), torch.arange(800))
@@ -304,7 +304,7 @@ def test_both_forms_together_go_by_the_networks_scores():
 
 def test_a_checkpoint_keeps_both():
     space, (scores, targets), _ = halves()
-    head, other = build(space, Folded, ranknet=RankNetTraining(epochs=1)), build(space, Folded, seed=1)
+    head, other = build(space, Folded, ranknet=RankNetTraining(steps=10)), build(space, Folded, seed=1)
     context = Context(scores, targets)
     head.train_ranknet(context)
     head.exponent.fill_(0.35)
@@ -394,6 +394,15 @@ def test_labels_that_come_later_are_passed_on():
     other = Rerank(httn.DIM, grown, lambda dim, space: PrototypeTransfer(dim, space, hidden=5, draws=6, tail_count=5))
     other.load_state_dict(head.state_dict())
     assert torch.equal(other.rank(wrap(pooled), 8).labels, after.labels)
+
+
+def test_the_network_keeps_its_width_when_added_labels_make_them_many(monkeypatch):
+    monkeypatch.setattr("heads.rerank.MANY", 41)
+    space, _, _ = long_tail(documents=50)
+    grown = space.grown({"new": 2})
+    assert (space.num_labels, grown.num_labels) == (40, 41)
+    tables = [build(one, width=None).net.first[0].weight.shape for one in (space, grown)]
+    assert tables == [(40, 256), (41, 256)]
 
 
 def test_a_head_that_cannot_learn_labels_says_so():

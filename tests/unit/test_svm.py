@@ -277,10 +277,15 @@ def test_a_process_that_dies_is_noticed():
             time.sleep(60)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(UserError, match="has ended before its time"):
+    with pytest.raises(UserError, match=r"has ended before its time \(-9\): perhaps for want of memory"):
         drained(work, at_once=2)
     assert drained.processes
     assert not any(process.is_alive() for process in drained.processes)
+
+
+def test_a_process_that_gives_up_is_noticed():
+    with pytest.raises(UserError, match=r"has ended before its time \(101\): the library has given up"):
+        drained(lambda number: os._exit(101))
 
 
 def test_what_goes_wrong_in_a_process_is_told():
