@@ -7,26 +7,31 @@ import hashlib
 import json
 import os
 import shutil
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import islice, repeat
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import pyarrow as pa
 from filelock import FileLock
 
 from datamodules.batch import LabelSpace
 from datamodules.errors import UserError
 from datamodules.progress import progress_bar
 from datamodules.readers import Document
-from datamodules.rows import CHUNK, EncodedRow, EncodedRows, RowWriter
-from datamodules.vocab import Vocabulary, build_features, build_words, load_pretrained
+from datamodules.rows import CHUNK, Columns, EncodedRows, Lists, RowWriter, stored_columns
+from datamodules.threads import in_threads
+from datamodules.tokens import Cut, Learned, LearnedFeatures, Numbers, Pretrained, Reading, Tokens
+from datamodules.vocab import Vocabulary, load_pretrained
 
-VERSION = 1  # raise it when what is written changes
+VERSION = 2  # raise it when what is written changes
 SPLITS = ("train", "val", "test")
+CHUNK_CHARACTERS = 1 << 23  # long documents are taken fewer at a time, so that memory does not grow with them
+Chunk = list[tuple[str, Document]]  # documents with their splits
 
 
 class Source(Protocol):
@@ -128,26 +133,91 @@ def _write(folder: Path, corpus: Corpus, settings: Settings, pretrained: Vocabul
 
 
 class _Preparation:
-    """Two readings: the training documents give vocabulary and labels, then every split is encoded."""
+    """One reading, in which tokens and labels get numbers as they come; then all get their final ones."""
 
     def __init__(self, corpus: Corpus, settings: Settings, pretrained: Vocabulary | None, folder: Path) -> None:
-        self.corpus, self.settings, self.folder, self.pretrained = corpus, settings, folder, pretrained
+        self.corpus, self.settings, self.folder = corpus, settings, folder
+        learned = LearnedFeatures if corpus.has_features else Learned
+        self.reading: Reading = learned(settings.max_words, settings.max_length)
+        if pretrained is not None:
+            self.reading = Pretrained(pretrained)
         self.splits_train = "val" not in corpus.sources
         self.train_limit = 2**64 - 1  # largest hash of a training document that is kept
-        self.facts = Counter[str]()
+        self.facts, self.labels = Counter[str](), Numbers()
+        self.counts, self.reference = Counter[str](), Counter[str]()  # of labels
+        self.seen_ids = {split: array("Q") for split in SPLITS}  # hashes: 8 bytes for each document
 
     def run(self) -> None:
         limited = self.settings.limit_train is not None
         size = sum(source.size for source in self.corpus.sources.values())
+        first = self.folder / "first"
+        first.mkdir()
         with progress_bar(f"Preparing {self.corpus.name}") as bar:
-            self.advance = bar(size + self.corpus.sources["train"].size * (1 + limited))
+            self.advance = bar(size + self.corpus.sources["train"].size * limited)
             if limited:
                 self._find_limit()
-            vocabulary, space = self._learn()
-            self._encode(vocabulary, space)
+            self._read(first)
+        vocabulary = self.reading.vocabulary()
+        space = self._space(vocabulary)
+        self._renumber(first, space)
+        shutil.rmtree(first)
         report = self._report(space) + [line for s in self.corpus.sources.values() for line in s.report()]
         (self.folder / "tokenizer.json").write_text(vocabulary.text, "utf8")
         (self.folder / "facts.json").write_text(json.dumps({"space": asdict(space), "report": report}), "utf8")
+
+    def _read(self, folder: Path) -> None:
+        """Every document goes to the file of its split."""
+        with self._writers(folder) as writers:
+            for source in self.corpus.sources:
+                for chunk, cut in in_threads(self._cut, self._chunks(source)):
+                    self._write(chunk, self.reading.number(cut), writers)
+                if source == "train":
+                    self._require_training()
+
+    @contextmanager
+    def _writers(self, folder: Path) -> Iterator[dict[str, RowWriter]]:
+        with ExitStack() as stack:
+            files = {split: RowWriter(folder / f"{split}.arrow", self.reading.has_values) for split in SPLITS}
+            yield {split: stack.enter_context(file) for split, file in files.items()}
+
+    def _chunks(self, source: str) -> Iterator[Chunk]:
+        """Documents that are not left out, some at a time."""
+        chunk: Chunk = []
+        characters = 0
+        for split, document in self._documents(source):
+            self._count(source, split, document)
+            if split:
+                chunk.append((split, document))
+                characters += len(document.text)
+            if len(chunk) == CHUNK or characters > CHUNK_CHARACTERS:
+                yield chunk
+                chunk, characters = [], 0
+        if chunk:
+            yield chunk
+
+    def _cut(self, chunk: Chunk) -> Cut:
+        counts = np.array([split == "train" for split, _ in chunk])
+        return self.reading.cut([document.text for _, document in chunk], counts)
+
+    def _write(self, chunk: Chunk, tokens: Tokens, writers: dict[str, RowWriter]) -> None:
+        labels = [self.labels.of(document.labels) for _, document in chunk]
+        of_labels = Lists.of_sizes([len(row) for row in labels], np.concatenate(labels))
+        ids = pa.array([document.id for _, document in chunk], pa.string())
+        rows = Columns(ids, tokens.ids, of_labels, tokens.values).batch()
+        splits = np.array([split for split, _ in chunk])
+        for split in dict.fromkeys(splits.tolist()):
+            writers[split].write_batch(rows.filter(pa.array(splits == split)))
+
+    def _renumber(self, first: Path, space: LabelSpace) -> None:
+        """From the numbers of the reading to those of the vocabulary and the label space."""
+        finals = np.zeros(len(self.labels), dtype=np.int32)
+        finals[self.labels.of(space.names + space.unseen)] = np.arange(space.num_all)
+        with self._writers(self.folder) as writers:
+            for split, writer in writers.items():
+                for rows in stored_columns(first / f"{split}.arrow"):
+                    tokens = self.reading.final(Tokens(rows.tokens, rows.values))
+                    labels = Lists(rows.labels.offsets, finals[rows.labels.values]).sets()
+                    writer.write_batch(Columns(rows.ids, tokens.ids, labels, tokens.values).batch())
 
     def _documents(self, source: str) -> Iterator[tuple[str, Document]]:
         """Each document with the split it belongs to; "" means that it is left out."""
@@ -174,76 +244,48 @@ class _Preparation:
 
     def _find_limit(self) -> None:
         """`limit_train` documents are those with the smallest hashes: the same ones wherever they stand."""
-        hashes = []
+        hashes = array("Q")
         for number, document in enumerate(self.corpus.sources["train"].read(self.advance), 1):
             key = document.id or f"row-{number}"
             if self._split_of("train", document, key) == "train":
                 hashes.append(self._hash("limit", key))
         limit = self.settings.limit_train or 0
         if limit < len(hashes):
-            self.train_limit = int(np.sort(np.array(hashes, dtype=np.uint64))[limit - 1])
+            self.train_limit = int(np.partition(np.frombuffer(hashes, dtype=np.uint64), limit - 1)[limit - 1])
 
-    def _learn(self) -> tuple[Vocabulary, LabelSpace]:
-        counts, reference, sizes = Counter[str](), Counter[str](), Counter[str]()
-
-        def training_texts() -> Iterator[str]:
-            for split, document in self._documents("train"):
-                sizes[split] += 1
-                if split:
-                    reference.update(document.labels)
-                if split == "train":
-                    counts.update(document.labels)
-                    yield document.text
-
-        if self.pretrained is None:
-            build = build_features if self.corpus.has_features else build_words
-            vocabulary = build(training_texts(), self.settings.max_words, self.settings.max_length)
-        else:
-            vocabulary = self.pretrained
-            for _ in training_texts():
-                continue
-        if not sizes["train"]:
-            advice = "no document of the training files has a label: see --data.label_column"
-            if sizes["val"]:
-                advice = "every labelled document was split off for validation: lower --data.val_fraction"
-            raise UserError(f"{self.corpus.name}: {advice}")
-        names = sorted(counts, key=lambda name: (-counts[name], name))
-        unseen = sorted(set(reference) - set(names))
-        return vocabulary, LabelSpace(
-            names=names,
-            counts=[counts[name] for name in names],
-            num_documents=sizes["train"],
-            vocab_size=vocabulary.size,
-            pad_id=vocabulary.pad_id,
-            unseen=unseen,
-            reference_counts=[reference[name] for name in names + unseen],
-            reference_documents=sizes["train"] + sizes["val"],
-        )
-
-    def _encode(self, vocabulary: Vocabulary, space: LabelSpace) -> None:
-        numbers = {name: i for i, name in enumerate(space.names + space.unseen)}
-        self.seen_ids: dict[str, list[int]] = {split: [] for split in SPLITS}
-        with ExitStack() as stack:
-            files = {s: RowWriter(self.folder / f"{s}.arrow", vocabulary.has_values) for s in SPLITS}
-            writers = {s: stack.enter_context(file) for s, file in files.items()}
-            for source in self.corpus.sources:
-                documents = self._documents(source)
-                while chunk := list(islice(documents, CHUNK)):
-                    tokens, values = vocabulary.encode_with_values([document.text for _, document in chunk])
-                    for (split, document), ids, each in zip(chunk, tokens, values or repeat(None), strict=False):
-                        self._count(split, document)
-                        if split:
-                            labels = sorted({numbers.setdefault(name, len(numbers)) for name in document.labels})
-                            writers[split].write(EncodedRow(document.id, ids, labels, each))
-        space.unseen = list(numbers)[space.num_labels :]
-        space.reference_counts += [0] * (space.num_all - len(space.reference_counts))
-
-    def _count(self, split: str, document: Document) -> None:
+    def _count(self, source: str, split: str, document: Document) -> None:
         self.facts[split] += 1
         self.facts["empty"] += not document.text.strip()
         self.facts["unlabelled"] += not document.labels and not split
         if split and document.id:
             self.seen_ids[split].append(self._hash("id", document.id))
+        if split and source == "train":
+            self.facts["reference"] += 1
+            self.reference.update(document.labels)
+            if split == "train":
+                self.counts.update(document.labels)
+
+    def _require_training(self) -> None:
+        if not self.facts["train"]:
+            advice = "no document of the training files has a label: see --data.label_column"
+            if self.facts["reference"]:
+                advice = "every labelled document was split off for validation: lower --data.val_fraction"
+            raise UserError(f"{self.corpus.name}: {advice}")
+
+    def _space(self, vocabulary: Vocabulary) -> LabelSpace:
+        names = sorted(self.counts, key=lambda name: (-self.counts[name], name))
+        unseen = sorted(self.reference.keys() - self.counts.keys())
+        unseen += [name for name in self.labels if name not in self.reference]  # as they came
+        return LabelSpace(
+            names=names,
+            counts=[self.counts[name] for name in names],
+            num_documents=self.facts["train"],
+            vocab_size=vocabulary.size,
+            pad_id=vocabulary.pad_id,
+            unseen=unseen,
+            reference_counts=[self.reference[name] for name in names + unseen],
+            reference_documents=self.facts["reference"],
+        )
 
     def _report(self, space: LabelSpace) -> list[str]:
         """Lines for a person; nothing that would change results stays unsaid."""
@@ -255,8 +297,9 @@ class _Preparation:
             lines.append(f"{self.facts['empty']:,} documents have no {what}")
         if space.unseen:
             lines.append(f"{len(space.unseen):,} labels occur in no training document: each counts as a miss")
+        seen = {split: np.unique(np.frombuffer(ids, dtype=np.uint64)) for split, ids in self.seen_ids.items()}
         for one, other in (("train", "val"), ("train", "test"), ("val", "test")):
-            both = np.intersect1d(np.array(self.seen_ids[one]), np.array(self.seen_ids[other]))
+            both = np.intersect1d(seen[one], seen[other], assume_unique=True)
             if len(both):
                 lines.append(f"{len(both):,} ids occur both in {one} and in {other}")
         return lines

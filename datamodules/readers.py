@@ -104,7 +104,7 @@ def read_documents(
                 progress(max(file.tell() - reported, 0))  # a parquet reader may jump back
                 reported = max(file.tell(), reported)
             try:
-                yield _document(row, format)
+                yield document_of(row, format)
             except RowError as error:
                 bad.add(path, line, str(error))
         if progress:
@@ -127,7 +127,7 @@ Rows = Iterator[tuple[int, Row]]  # with the line that a row starts on
 Reader = Callable[[IO[bytes], Path, Format], Rows]
 
 
-def _document(row: Row, format: Format) -> Document:
+def document_of(row: Row, format: Format) -> Document:
     if isinstance(row, RowError):
         raise row
     for column in (format.text_column, format.label_column):

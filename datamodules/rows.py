@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,39 +32,128 @@ class RowWriter:
     """Writes encoded documents as they come, in record batches of exactly CHUNK rows but for the last."""
 
     def __init__(self, path: Path, values: bool = False) -> None:
-        self._schema = SCHEMA.append(VALUES) if values else SCHEMA
+        self.schema = SCHEMA.append(VALUES) if values else SCHEMA
         self._sink = pa.OSFile(str(path), "wb")
-        self._writer = pa.ipc.new_file(self._sink, self._schema)
-        self._waiting: list[EncodedRow] = []
+        self._writer = pa.ipc.new_file(self._sink, self.schema)
+        self._rows: list[EncodedRow] = []
+        self._waiting: list[pa.RecordBatch] = []
 
     def __enter__(self) -> RowWriter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._flush()
+        self._gather()
+        self._flush(all_rows=True)
         self._writer.close()
         self._sink.close()
 
     def write(self, row: EncodedRow) -> None:
-        self._waiting.append(row)
-        if len(self._waiting) == CHUNK:
-            self._flush()
+        self._rows.append(row)
+        if len(self._rows) == CHUNK:
+            self._gather()
 
-    def _flush(self) -> None:
-        if self._waiting:
-            columns = list(zip(*self._waiting, strict=True))[: len(self._schema)]
-            self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
-            self._waiting = []
+    def write_batch(self, rows: pa.RecordBatch) -> None:
+        """Any number of documents at once."""
+        self._waiting.append(rows)
+        self._flush()
+
+    def _gather(self) -> None:
+        if self._rows:
+            columns = list(zip(*self._rows, strict=True))[: len(self.schema)]
+            self._rows = []
+            self.write_batch(pa.record_batch(columns, schema=self.schema))
+
+    def _flush(self, all_rows: bool = False) -> None:
+        size = sum(map(len, self._waiting))
+        whole = size if all_rows else size - size % CHUNK
+        if whole:
+            rows = pa.concat_batches(self._waiting)
+            self._waiting = [rows.slice(whole)] if whole < size else []
+            for start in range(0, whole, CHUNK):
+                self._writer.write_batch(rows.slice(start, min(CHUNK, whole - start)))
 
 
-class _Lists(NamedTuple):
-    """A list column of one record batch: item i is values[offsets[i]:offsets[i + 1]], mapped, not copied."""
+def distinct_pairs(rows: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs in order, each once; values are below 2**32. Much faster than numpy's `unique`, which hashes them."""
+    keys = rows << 32 | values
+    keys.sort()
+    keys = keys[np.diff(keys, prepend=-1) != 0]
+    return keys >> 32, keys & (2**32 - 1)
+
+
+class Lists(NamedTuple):
+    """Lists one after the other: item i is values[offsets[i]:offsets[i + 1]]."""
 
     offsets: np.ndarray
     values: np.ndarray
 
     def __getitem__(self, i: int) -> np.ndarray:  # type: ignore[override]
         return self.values[self.offsets[i] : self.offsets[i + 1]]
+
+    @classmethod
+    def of_column(cls, column: pa.ListArray) -> Lists:
+        """A column of a record batch, mapped where that is, not copied."""
+        return cls(column.offsets.to_numpy(), column.values.to_numpy())
+
+    @classmethod
+    def of_sizes(cls, sizes: Sequence[int] | np.ndarray, values: np.ndarray) -> Lists:
+        """Lists of these sizes."""
+        offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+        np.cumsum(sizes, out=offsets[1:])
+        return cls(offsets, values)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        sizes: np.ndarray = np.diff(self.offsets)
+        return sizes
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The list that each value is in."""
+        return np.arange(len(self.offsets) - 1).repeat(self.sizes)
+
+    def chosen(self, kept: np.ndarray) -> Lists:
+        """Without the values where the mask says False."""
+        before = np.concatenate([[0], kept.cumsum()])
+        return Lists(before[self.offsets], self.values[kept])
+
+    def sets(self) -> Lists:
+        """Each list sorted, and each of its values once."""
+        rows, values = distinct_pairs(self.rows, self.values)
+        sizes = np.bincount(rows, minlength=len(self.offsets) - 1)
+        return Lists.of_sizes(sizes, values.astype(self.values.dtype))
+
+    def column(self) -> pa.ListArray:
+        return pa.ListArray.from_arrays(pa.array(self.offsets.astype(np.int32)), pa.array(self.values))
+
+
+class Columns(NamedTuple):
+    """Some documents, column by column; token i has value i where tokens are features."""
+
+    ids: pa.StringArray
+    tokens: Lists
+    labels: Lists
+    values: np.ndarray | None = None
+
+    @classmethod
+    def of_batch(cls, batch: pa.RecordBatch) -> Columns:
+        tokens, labels = (Lists.of_column(batch.column(name)) for name in ("tokens", "labels"))
+        values = batch.column(VALUES.name).values.to_numpy() if VALUES.name in batch.schema.names else None
+        return cls(batch.column("id"), tokens, labels, values)
+
+    def batch(self) -> pa.RecordBatch:
+        columns = [self.ids, self.tokens.column(), self.labels.column()]
+        if self.values is None:
+            return pa.record_batch(columns, schema=SCHEMA)
+        values = Lists(self.tokens.offsets, self.values).column()
+        return pa.record_batch([*columns, values], schema=SCHEMA.append(VALUES))
+
+
+def stored_columns(path: Path) -> Iterator[Columns]:
+    """Documents of a file, a record batch at a time."""
+    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
+        for i in range(file.num_record_batches):
+            yield Columns.of_batch(file.get_batch(i))
 
 
 class EncodedRows(Dataset[Batch]):
@@ -77,12 +166,12 @@ class EncodedRows(Dataset[Batch]):
         self.path, self.pad_id = path, pad_id
         self._file = pa.ipc.open_file(pa.memory_map(str(path)))
         batches = [self._file.get_batch(i) for i in range(self._file.num_record_batches)]
-        self._tokens = [_lists(batch.column("tokens")) for batch in batches]
-        self._labels = [_lists(batch.column("labels")) for batch in batches]
-        self._values: list[_Lists] | None = None  # of features; texts have none
+        self._tokens = [Lists.of_column(batch.column("tokens")) for batch in batches]
+        self._labels = [Lists.of_column(batch.column("labels")) for batch in batches]
+        self._values: list[Lists] | None = None  # of features; texts have none
         if VALUES.name in self._file.schema.names:
-            self._values = [_lists(batch.column(VALUES.name)) for batch in batches]
-        self.lengths = np.concatenate([np.diff(t.offsets) for t in self._tokens] or [np.zeros(0, dtype=np.int64)])
+            self._values = [Lists.of_column(batch.column(VALUES.name)) for batch in batches]
+        self.lengths = np.concatenate([tokens.sizes for tokens in self._tokens] or [np.zeros(0, dtype=np.int32)])
 
     def __reduce__(self) -> tuple[type[EncodedRows], tuple[Path, int]]:
         return EncodedRows, (self.path, self.pad_id)  # a worker process maps the file anew
@@ -134,12 +223,8 @@ def pad_values(values: list[np.ndarray], mask: Tensor) -> Tensor:
     return padded
 
 
-def _joined(columns: list[_Lists]) -> tuple[np.ndarray, np.ndarray]:
+def _joined(columns: list[Lists]) -> tuple[np.ndarray, np.ndarray]:
     """All lists of a column one after the other: where each starts, and their values."""
-    counts = np.concatenate([np.diff(lists.offsets) for lists in columns] or [np.zeros(0, dtype=np.int64)])
+    counts = np.concatenate([lists.sizes for lists in columns] or [np.zeros(0, dtype=np.int64)])
     values = [lists.values[lists.offsets[0] : lists.offsets[-1]] for lists in columns]
-    return np.concatenate([[0], counts.cumsum()]), np.concatenate(values or [np.zeros(0, dtype=np.int32)])
-
-
-def _lists(column: pa.ListArray) -> _Lists:
-    return _Lists(column.offsets.to_numpy().astype(np.int64), column.values.to_numpy())
+    return np.concatenate([[0], counts.cumsum(dtype=np.int64)]), np.concatenate(values or [np.zeros(0, dtype=np.int32)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -32,8 +31,9 @@ class LengthBatches(Sampler[list[int]]):
         epoch: int = 0,
         skip: int = 0,
     ) -> None:
-        self.chosen = np.arange(len(lengths)) if chosen is None else chosen
-        self.lengths = lengths[self.chosen % max(len(lengths), 1)]  # numbers past the end are of copies
+        self.chosen = chosen
+        # numbers past the end are of copies
+        self.lengths = lengths if chosen is None else lengths[chosen % max(len(lengths), 1)]
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.rank, self.world, self.epoch, self.skip = rank, world, epoch, skip
 
@@ -46,25 +46,26 @@ class LengthBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         skip, self.skip = self.skip, 0  # batches seen before a resume, in the first epoch only
-        for group in self._groups()[skip:]:
-            mine = self.chosen[group[self.rank :: self.world]].tolist()
-            yield mine or [~int(self.chosen[group[0]])]
-
-    def _groups(self) -> list[np.ndarray]:
         random = np.random.default_rng((self.seed, self.epoch))
-        rows = random.permutation(len(self.lengths)) if self.shuffle else np.arange(len(self.lengths))
-        step = self.batch_size * self.world
-        pool = step * POOL if self.shuffle else max(len(rows), 1)
-        pools = [rows[i : i + pool] for i in range(0, len(rows), pool)]
-        rows = np.concatenate([p[np.argsort(-self.lengths[p], kind="stable")] for p in pools] or [rows])
-        cuts = self._cuts()
-        groups = [rows[a:b] for a, b in pairwise(cuts)]
-        return [groups[i] for i in random.permutation(len(groups))] if self.shuffle else groups
+        rows, cuts = self._rows(random), self._cuts()
+        order = random.permutation(len(cuts) - 1) if self.shuffle else np.arange(len(cuts) - 1)
+        for group in order[skip:]:
+            start, stop = cuts[group : group + 2]
+            mine = rows[start + self.rank : stop : self.world].tolist()
+            yield mine or [~int(rows[start])]
 
-    def _cuts(self) -> list[int]:
+    def _rows(self, random: np.random.Generator) -> np.ndarray:
+        """Row numbers in the order in which groups are cut from them; sorted in place, for there may be millions."""
+        size = len(self.lengths)
+        places = random.permutation(size) if self.shuffle else np.arange(size)
+        pool = self.batch_size * self.world * POOL if self.shuffle else max(size, 1)
+        for start in range(0, size, pool):
+            part = places[start : start + pool]
+            part[:] = part[np.argsort(-self.lengths[part], kind="stable")]
+        return places if self.chosen is None else self.chosen[places]
+
+    def _cuts(self) -> np.ndarray:
         """Where groups begin and end; a last one that is too small for all ranks joins the one before."""
         size, step = len(self.lengths), self.batch_size * self.world
-        cuts = [*range(0, size, step), size]
-        if len(cuts) > 2 and cuts[-1] - cuts[-2] < self.world:
-            del cuts[-2]
-        return cuts
+        cuts = np.append(np.arange(0, size, step), size)
+        return np.delete(cuts, -2) if len(cuts) > 2 and cuts[-1] - cuts[-2] < self.world else cuts

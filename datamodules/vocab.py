@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
-from collections import Counter
-from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
@@ -25,9 +22,7 @@ PAD_TOKENS = (PAD, "<pad>", "<PAD>", "<|padding|>")
 UNK_TOKENS = (UNK, "<unk>", "<|unknown|>")
 OPTION = "--data.tokenizer or, where it is the encoder's own, --model.backbone.name"
 
-# A word is a run of letters and digits. The two patterns match the same words (a test compares them): Python's counts
-# five times as fast as the tokenizer splits, the tokenizer's is what a checkpoint carries.
-WORD = re.compile(r"[^\W_]+")
+WORD = re.compile(r"[^\W_]+")  # a word is a run of letters and digits
 TOKENIZER_WORD = Regex(r"[\p{L}\p{N}]+")
 
 
@@ -130,31 +125,17 @@ def first_id(tokenizer: Tokenizer, *tokens: str) -> int:
     return next((i for token in tokens if (i := tokenizer.token_to_id(token)) is not None), 0)
 
 
-def build_words(texts: Iterable[str], max_words: int, max_length: int) -> Vocabulary:
-    """Lower-cased words by falling document frequency (ties by alphabet); PAD is 0, UNK is 1."""
-    documents = Counter[str]()
-    for text in texts:
-        # Python alone writes a sigma at the end of a word in another way: lower-case it first
-        normal = unicodedata.normalize("NFKC", text).replace("\u03a3", "\u03c3").lower()
-        documents.update(set(WORD.findall(normal)))
-    ranked = sorted(documents, key=lambda word: (-documents[word], word))[: max(max_words - 2, 0)]
-    tokenizer = Tokenizer(WordLevel({PAD: 0, UNK: 1} | {w: i for i, w in enumerate(ranked, 2)}, unk_token=UNK))
+def word_tokenizer(words: dict[str, int]) -> Tokenizer:
+    tokenizer = Tokenizer(WordLevel(words, unk_token=UNK))
     tokenizer.normalizer = Sequence([NFKC(), Lowercase()])
     tokenizer.pre_tokenizer = Split(TOKENIZER_WORD, "removed", invert=True)
-    return Vocabulary(tokenizer, max_length)
+    return tokenizer
 
 
-def build_features(texts: Iterable[str], max_words: int, max_length: int) -> Vocabulary:
-    """Features by falling document frequency (ties by name); PAD is 0, UNK is 1."""
-    documents = Counter[str]()
-    for text in texts:
-        documents.update({name for name, value in map(parse_feature, text.split()) if value})
-    first = {PAD: 0, UNK: 1, VALUES: VALUES_ID}
-    names = sorted(documents.keys() - first.keys(), key=lambda name: (-documents[name], name))
-    kept = enumerate(names[: max(max_words - len(first), 0)], len(first))
-    tokenizer = Tokenizer(WordLevel(first | {name: i for i, name in kept}, unk_token=UNK))
+def feature_tokenizer(names: dict[str, int]) -> Tokenizer:
+    tokenizer = Tokenizer(WordLevel(names, unk_token=UNK))
     tokenizer.pre_tokenizer = WhitespaceSplit()
-    return FeatureVocabulary(tokenizer, max_length)
+    return tokenizer
 
 
 def load_pretrained(name: str, max_length: int) -> Vocabulary:

@@ -13,8 +13,8 @@ import pytest
 from datamodules import TextFiles, prepare
 from datamodules.errors import UserError
 from datamodules.prepare import Settings
-from datamodules.rows import RowWriter
-from datamodules.vocab import Vocabulary
+from datamodules.rows import CHUNK, RowWriter
+from datamodules.tokens import Learned
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -223,6 +223,25 @@ def test_no_labelled_training_document_is_a_mistake_of_the_user(tmp_path, train)
 # --- the cache
 
 
+def content(data):
+    return {path.name: path.read_bytes() for path in data.prepared.folder.iterdir()}
+
+
+def test_two_preparations_give_the_same_bytes(tmp_path):
+    train = many(CHUNK + 100)
+    one, other = (make(tmp_path / name, train, test=many(9, "t")) for name in "ab")
+    assert content(one) == content(other)
+    assert sorted(content(one)) == ["facts.json", "test.arrow", "tokenizer.json", "train.arrow", "val.arrow"]
+
+
+def test_how_many_documents_are_taken_at_a_time_does_not_matter(tmp_path, monkeypatch):
+    train = [d | {"labels": [] if i % 7 == 0 else d["labels"]} for i, d in enumerate(many(300))]
+    one = make(tmp_path / "a", train, test=many(9, "t"), limit_train=100)
+    expected = content(one)
+    monkeypatch.setattr(prepare, "CHUNK_CHARACTERS", 50)
+    assert content(make(tmp_path / "b", train, test=many(9, "t"), limit_train=100)) == expected
+
+
 def test_second_use_reads_the_cache(tmp_path, monkeypatch):
     first = make(tmp_path, many(20), test=many(4, "t")).prepared
 
@@ -268,7 +287,7 @@ def test_a_crash_leaves_nothing_and_the_next_call_works(tmp_path, monkeypatch):
         raise RuntimeError("power cut")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Vocabulary, "encode", crash)
+        patch.setattr(Learned, "cut", crash)
         with pytest.raises(RuntimeError, match="power cut"):
             _ = make(tmp_path, many(20)).prepared
     assert folders(tmp_path / "cache") == []
@@ -279,7 +298,7 @@ def test_a_full_disk_is_told_in_one_line(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(RowWriter, "write", full)
+    monkeypatch.setattr(RowWriter, "write_batch", full)
     with pytest.raises(UserError, match=r"cannot write the cache .*: the disk is full; .*--data\.cache_dir"):
         _ = make(tmp_path, many(20)).prepared
     assert folders(tmp_path / "cache") == []

@@ -6,11 +6,12 @@ import pickle
 from random import Random
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from datamodules.rows import CHUNK, EncodedRow, EncodedRows, RowWriter, pad
+from datamodules.rows import CHUNK, Columns, EncodedRow, EncodedRows, Lists, RowWriter, pad, stored_columns
 from datamodules.samplers import LengthBatches
 
 PAD = 7
@@ -115,6 +116,28 @@ def test_a_full_chunk_is_neither_lost_nor_doubled(tmp_path, size):
     rows = store(tmp_path / "a.arrow", [EncodedRow(str(i), [i + 1], [i]) for i in range(size)])
     assert len(rows) == size
     assert rows[[size - 1]].ids.tolist() == [[size]]
+
+
+def test_batches_of_any_size_are_stored_like_single_rows(tmp_path, source, rows):
+    with RowWriter(tmp_path / "a.arrow") as writer:
+        for start, stop in ((0, 3), (3, 3), (3, 2 * CHUNK), (2 * CHUNK, len(source))):
+            part = source[start:stop]
+            tokens, labels = (
+                Lists.of_sizes([len(row) for row in lists], np.array([i for row in lists for i in row], dtype=np.int32))
+                for lists in ([row.tokens for row in part], [row.labels for row in part])
+            )
+            writer.write_batch(Columns(pa.array([row.id for row in part], pa.string()), tokens, labels).batch())
+    stored, expected = (pa.ipc.open_file(str(path)).read_all() for path in (tmp_path / "a.arrow", rows.path))
+    assert stored.equals(expected)
+    assert [len(batch) for batch in stored.to_batches()] == [CHUNK, CHUNK, 5]
+    read = [id for columns in stored_columns(rows.path) for id in columns.ids.to_pylist()]
+    assert read == [row.id for row in source]
+
+
+def test_lists_as_sets():
+    lists = Lists.of_sizes([3, 0, 4], np.array([5, 2, 5, 9, 1, 9, 0], dtype=np.int32)).sets()
+    assert [lists[i].tolist() for i in range(3)] == [[2, 5], [], [0, 1, 9]]
+    assert lists.values.dtype == np.int32
 
 
 def test_worker_processes_give_the_same_batches(rows):

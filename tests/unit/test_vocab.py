@@ -14,7 +14,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from datamodules.errors import UserError
-from datamodules.vocab import WORD, Vocabulary, build_words, load_pretrained
+from datamodules.vocab import WORD, Vocabulary, load_pretrained
+from tests.unit.vocabularies import build_words
 
 TEXTS = ["The cat sat", "the dog", "a cat, a DOG: the end"]
 FAMILIAR = unicodedata.ucd_3_2_0
