@@ -58,6 +58,9 @@ class TrainerContext:
     def val_features(self) -> Iterator[tuple[Features, Batch]]:
         return self._features(self.data.pass_dataloader("val"))
 
+    def label_features(self) -> Iterator[tuple[Features, Batch]]:
+        return self._features(list(self.data.label_batches()))
+
     @torch.no_grad()
     def _features(self, batches: Iterable[Batch]) -> Iterator[tuple[Features, Batch]]:
         modes = {part: part.training for part in self.module.modules()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -22,9 +23,10 @@ from datamodules.augment import Augmentation, RowsWithCopies
 from datamodules.batch import Batch, LabelSpace, Targets
 from datamodules.errors import UserError
 from datamodules.files import written_whole
+from datamodules.label_texts import read_label_texts
 from datamodules.prepare import Corpus, Prepared, Settings, cache_errors, prepare
 from datamodules.progress import is_first_process
-from datamodules.rows import EncodedRows
+from datamodules.rows import EncodedRows, pad
 from datamodules.sample import SampleCorpus, sample_corpus
 from datamodules.samplers import LengthBatches
 from datamodules.vectors import WordVectors, read_vectors
@@ -45,6 +47,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
         max_length: tokens kept of a document, from its beginning.
         max_words: size of the word vocabulary at most, by document frequency.
         vectors: GloVe or word2vec text file to start word embeddings from; also looked for in $ZOO_DATA.
+        label_texts: file that says what labels mean, and which are their parents; also looked for in $ZOO_DATA.
         val_fraction: share of the training documents to validate on where the corpus has no such split.
         limit_train: train on so many documents, chosen by a hash of their ids.
         limit_val: validate on so many documents, drawn with `seed`; all by default.
@@ -65,6 +68,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
         max_length: int = 500,
         max_words: int = 500_000,
         vectors: str | None = None,
+        label_texts: str | None = None,
         val_fraction: float = 0.1,
         limit_train: int | None = None,
         limit_val: int | None = None,
@@ -87,6 +91,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
         self.settings = Settings(tokenizer or "word", max_length, max_words, val_fraction, limit_train, seed)
         self.batch_size, self.eval_batch_size, self.num_workers = batch_size, eval_batch_size, num_workers
         self.limit_val = limit_val
+        self.label_texts = label_texts
         self.vectors, self.max_bad_rows, self.on_missing, self.seed = vectors, max_bad_rows, on_missing, seed
         self.propensity = {"propensity_a": propensity_a, "propensity_b": propensity_b}
         default = os.environ.get("ZOO_CACHE") or Path.home() / ".cache" / "xmc-zoo"
@@ -130,7 +135,37 @@ class TextDataModule(pl.LightningDataModule, ABC):
         """What models are built from; asking for it prepares the corpus."""
         space = self.prepared.space
         space.propensity_a, space.propensity_b = self.propensity["propensity_a"], self.propensity["propensity_b"]
+        if file := self.label_file():
+            texts = read_label_texts(file)
+            space.texts = [texts.get(name, "") for name in space.names]
+            known = sum(map(bool, space.texts))
+            note(f"{file.name}: texts of {known:,} of the {space.num_labels:,} labels")
         return space
+
+    def label_file(self) -> Path | None:
+        """Where it stands what labels mean."""
+        if self.label_texts is None:
+            return None
+        if (found := find_file(self.label_texts)) is None:
+            raise UserError(f"no such file: {self.label_texts} (--data.label_texts), nor there under $ZOO_DATA")
+        return found
+
+    def label_batches(self) -> Iterator[Batch]:
+        """Texts of labels as documents, numbered by `rows`; each that has words, once over all processes together.
+
+        Where nobody has said what labels mean, their names are the texts.
+        """
+        vocabulary, texts = self.prepared.vocabulary, self.space.texts or self.space.names
+        if vocabulary.has_values:  # no text means anything to it
+            return
+        tokens = [np.array(ids) for ids in vocabulary.encode(texts)]
+        known = np.flatnonzero([(ids != vocabulary.unk_id).any() for ids in tokens])
+        lengths = np.array([len(ids) for ids in tokens])
+        for rows in self._sampler(lengths, self.eval_batch_size, known) if len(known) else ():
+            labels = [max(row, ~row) for row in rows]
+            ids, mask = pad([tokens[label] for label in labels], vocabulary.pad_id)
+            none = Targets.from_lists([[] for _ in labels])
+            yield Batch(ids, mask, none, torch.tensor([max(row, -1) for row in rows]))
 
     def word_vectors(self) -> WordVectors | None:
         """Initial word embeddings, read once and kept beside the prepared corpus."""
@@ -200,7 +235,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
             loop = self.trainer.fit_loop
             epoch = loop.epoch_progress.current.processed  # type: ignore[attr-defined]
             skip = loop.epoch_loop.batch_progress.current.ready if loop.restarting else 0
-        sampler = self._sampler(rows, self.batch_size, chosen, shuffle=True, epoch=epoch, skip=skip)
+        sampler = self._sampler(rows.lengths, self.batch_size, chosen, shuffle=True, epoch=epoch, skip=skip)
         if (augmentation := self._augmentation(self.stage)) is None:
             return self._loader(rows, sampler)
         return self._loader(RowsWithCopies(rows, augmentation, self.prepared.vocabulary.special_ids()), sampler)
@@ -221,7 +256,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
 
     def _eval_loader(self, split: str, chosen: np.ndarray | None = None) -> DataLoader[Batch]:
         rows = self._rows(split)
-        return self._loader(rows, self._sampler(rows, self.eval_batch_size, chosen))
+        return self._loader(rows, self._sampler(rows.lengths, self.eval_batch_size, chosen))
 
     def _rows(self, split: str) -> EncodedRows:
         rows = self.prepared.rows(split)
@@ -230,12 +265,12 @@ class TextDataModule(pl.LightningDataModule, ABC):
         return rows
 
     def _sampler(
-        self, rows: EncodedRows, batch_size: int, chosen: np.ndarray | None = None, **kwargs: Any
+        self, lengths: np.ndarray, batch_size: int, chosen: np.ndarray | None = None, **kwargs: Any
     ) -> LengthBatches:
         if chosen is not None and not len(chosen):
             raise UserError(f"{self.corpus_name}: the stage has no documents to train on")
         rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        return LengthBatches(rows.lengths, batch_size, chosen=chosen, seed=self.seed, rank=rank, world=world, **kwargs)
+        return LengthBatches(lengths, batch_size, chosen=chosen, seed=self.seed, rank=rank, world=world, **kwargs)
 
     def _loader(self, rows: EncodedRows | RowsWithCopies, sampler: LengthBatches) -> DataLoader[Batch]:
         return DataLoader(

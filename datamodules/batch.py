@@ -126,6 +126,7 @@ class LabelSpace:
     propensity_a: float = 0.55
     propensity_b: float = 1.5
     added: int = 0  # the last of `names`, which a trained model learned later: tail in every split
+    texts: list[str] = field(default_factory=list)  # what `names` mean, in words; empty where nobody has said it
 
     def __post_init__(self) -> None:
         self.reference_counts = self.reference_counts or [*self.counts, *(0 for _ in self.unseen)]
@@ -156,6 +157,7 @@ class LabelSpace:
             unseen=unseen,
             reference_counts=[references[name] for name in (*names, *unseen)],
             added=self.added + len(documents),
+            texts=[*self.texts, *("" for _ in documents)] if self.texts else [],
         )
 
     def with_more(self, documents: Mapping[str, int]) -> LabelSpace:
@@ -175,6 +177,7 @@ class LabelSpace:
             unseen=[],
             reference_counts=self.reference_counts[: self.num_labels][start:stop],
             added=max(0, min(stop, self.num_labels) - max(start, self.num_labels - self.added)),
+            texts=self.texts[start:stop],
         )
 
     def prior(self) -> Tensor:

@@ -10,7 +10,6 @@ from typing import IO, Any
 
 from datamodules.base import TextDataModule, find_file
 from datamodules.errors import UserError
-from datamodules.folder import NamedCorpus
 from datamodules.prepare import Corpus, Source
 from datamodules.readers import (
     PACKED,
@@ -26,7 +25,6 @@ from datamodules.readers import (
     read_documents,
     user_errors,
 )
-from datamodules.text import files_in
 from datamodules.vocab import LARGEST, PAD, UNK, VALUES
 
 EXTENSION = ".xmc"
@@ -229,30 +227,3 @@ class SparseFiles(TextDataModule):
         names = [found.pop(option, None) for option in ("labels", "features")]
         name = self.given_name or found["train"].resolve().parent.name or "corpus"
         return sparse_corpus(name, found, SparseFormat.beside(found["train"], *names), self.max_bad_rows)
-
-
-class NamedSparse(NamedCorpus):
-    """A corpus of features with a name, as `train.xmc.gz` and `test.xmc.gz` in a folder."""
-
-    def corpus_in(self, folder: Path) -> Corpus | None:
-        files = files_in(folder, SUFFIXES)
-        if not files:
-            return None
-        return sparse_corpus(self.folder, files, SparseFormat.beside(files["train"]), self.max_bad_rows)
-
-
-class Bibtex(NamedSparse):
-    """Bibtex: 7,395 references as bags of 1,836 words, with 159 tags."""
-
-    folder = "bibtex"
-    how_to_get = (
-        "Put train.xmc.gz and test.xmc.gz, in the format of the extreme classification repository, into "
-        "$ZOO_DATA/bibtex, or name a folder with --data.root"
-    )
-
-
-class Delicious(NamedSparse):
-    """Delicious: 16,105 web pages as bags of 500 words, with 983 tags."""
-
-    folder = "delicious"
-    how_to_get = Bibtex.how_to_get.replace("bibtex", "delicious")

@@ -45,6 +45,9 @@ class AttentionXML(LabelwiseHead):
         # Attention is linear in the tokens: the first layer goes before it, where there is less to compute.
         return features.tokens, features.tokens @ self.first.weight.T
 
+    def queries(self) -> nn.Parameter:
+        return self.query
+
     def per_label(self) -> Tensors:
         return (self.query,)
 

@@ -60,6 +60,12 @@ class TransitionContext(Protocol):
     def val_features(self) -> Iterator[tuple[Features, Batch]]:
         """Every validation document once over all processes together, in evaluation mode."""
 
+    def label_features(self) -> Iterator[tuple[Features, Batch]]:
+        """The text of every label that has known words, once over all processes together, in evaluation mode.
+
+        `batch.rows` are the labels. Where the corpus does not say what labels mean, their names are the texts.
+        """
+
     def track(self, items: Iterable[T], what: str) -> Iterator[T]:
         """The items of a long loop, as many on every process: with a progress bar, and SIGTERM ends it."""
 

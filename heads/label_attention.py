@@ -7,15 +7,18 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
-from heads.base import DenseHead, check_low
+from datamodules.errors import UserError
+from heads.base import DenseHead, TransitionContext, check_low
 from heads.blockwise import CHUNK, BlockwiseBCE, Score, Tensors, chunks_of_labels, groups_of_documents
 
+TINY = 1e-6  # a text that is no different from all others
 FLOOR = -60.0  # of a score below the best: exp() of less soon is a denormal number, which a CPU computes very slowly
 
 
@@ -116,6 +119,10 @@ class LabelwiseHead(DenseHead):
     def score(self, tokens: Tensors, mask: Tensor | None, labels: Tensors) -> Tensor:
         """Logits (docs, n) from rows of both; `mask` is none where there is no padding."""
 
+    def queries(self) -> nn.Parameter | None:
+        """Vectors of labels that are matched with token states, (num_labels, dim); None where there are none."""
+        return None
+
     def forward(self, features: Features) -> Tensor:
         return self.all_labels(features, self.score)
 
@@ -145,6 +152,29 @@ class LabelwiseHead(DenseHead):
         tokens = self.per_token(features) if tokens is None else tokens
         known = targets.below(self.num_labels)
         return labelwise_bce(self, self.score, tokens, features.mask, known, self.negatives)
+
+    # --- transitions
+
+    @torch.no_grad()
+    def start_from_label_texts(self, ctx: TransitionContext) -> None:
+        """A label's query begins as the mean state of the tokens of its text, as the backbone is now.
+
+        What all texts have in common is taken out, and lengths stay as they were. Labels whose words are unknown keep
+        the queries that they have.
+        """
+        if (queries := self.queries()) is None:
+            raise UserError(f"{type(self).__name__}, as it is set, has no queries that could begin as texts of labels")
+        sums = torch.zeros(self.num_labels, self.dim + 1, dtype=torch.float64, device=queries.device)
+        for features, batch in ctx.label_features():
+            weights = features.mask.double() / features.mask.sum(1, keepdim=True)
+            means = torch.einsum("bt,btd->bd", weights, features.tokens.double())
+            sums[batch.rows] = F.pad(means, (0, 1), value=1.0)
+        sums = ctx.sum(sums)
+        states, known = sums[:, :-1], sums[:, -1:]
+        states = (states - states.sum(0) / known.sum().clamp_min(1)) * known
+        lengths = states.norm(dim=-1, keepdim=True)
+        begun = queries.norm(dim=-1, keepdim=True) * (states / lengths.clamp_min(TINY)).to(queries)
+        queries.copy_(torch.where(lengths > TINY, begun, queries))
 
 
 class Labelwise(Protocol):

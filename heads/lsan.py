@@ -16,10 +16,11 @@ class LSAN(LabelwiseHead):
     """Self-attention and label-guided attention, fused for each label, and one scoring network for all labels.
 
     After Xiao et al. 2019, "Label-Specific Document Representation for Multi-Label Text Classification". Label
-    embeddings are learned from scratch and matched with a token's whole state, which adds up the similarities that
-    the paper computes for the two directions of its BiLSTM. The paper takes these similarities as weights as they
-    are, so that a longer document gets larger vectors: `normalize: false` does so too. The official code, unlike the
-    paper and this head, averages the vectors of all labels and classifies the average; it also attends to padding.
+    embeddings are learned, from scratch or from texts of labels (`start_from_label_texts`), and matched with a token's
+    whole state, which adds up the similarities that the paper computes for the two directions of its BiLSTM. The paper
+    takes these similarities as weights as they are, so that a longer document gets larger vectors: `normalize: false`
+    does so too. The official code, unlike the paper and this head, averages the vectors of all labels and classifies
+    the average; it also attends to padding.
 
     Args:
         attention_dim: width of the self-attention's hidden layer (d_a).
@@ -54,6 +55,9 @@ class LSAN(LabelwiseHead):
         # Attention and fusion are linear in the tokens: the first layer and the gates go before them.
         values = tokens @ torch.cat([self.gate.weight, self.first.weight]).T
         return tokens, self.inner(tokens).tanh(), values
+
+    def queries(self) -> nn.Parameter:
+        return self.embedding
 
     def per_label(self) -> Tensors:
         return self.query, self.embedding

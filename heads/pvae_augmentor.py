@@ -40,7 +40,7 @@ class PvaeAugmentor(LabelwiseHead):
         psc_weight: of the contrastive term (alpha); 0 leaves it out.
         temperature: of the contrastive term's softmax (tau).
         psc_start: epoch of the first stage from which `refresh_prototypes` makes prototypes and the term counts.
-        head_count: labels with at least so many training documents are head (N_t).
+        head_count: labels with at least so many training documents are head (N_t); None takes the most frequent tenth.
         samples: generated features of each tail label in an epoch (N_a); 0 leaves augmentation out.
         augment_weight: of their term (gamma).
         restart: whether classifiers begin anew when they are adjusted, or go on from the first stage.
@@ -68,7 +68,7 @@ class PvaeAugmentor(LabelwiseHead):
         psc_weight: float = 0.1,
         temperature: float = 0.07,
         psc_start: int = 0,
-        head_count: int = 50,
+        head_count: int | None = 50,
         samples: int = 10,
         augment_weight: float = 1.0,
         restart: Literal["reset", "warm"] = "reset",
@@ -91,6 +91,8 @@ class PvaeAugmentor(LabelwiseHead):
         self.project = nn.Linear(dim, feat_dim) if feat_dim else None
         self.width = feat_dim or dim
         self.classifier = Classifier(space, self.width, classifier == "shared", bias)
+        if head_count is None:
+            head_count = space.counts[int(space.by_frequency()[(space.num_labels - 1) // 10])]
         self.is_head = space.head_by_count(head_count)
         is_tail = ~self.is_head & (torch.tensor(space.counts) > 0)
         self.register_buffer("tail_labels", is_tail.nonzero().flatten(), persistent=False)
@@ -133,6 +135,9 @@ class PvaeAugmentor(LabelwiseHead):
         tokens = features.tokens if self.query is not None else features.pooled.unsqueeze(1)
         # Attention is linear in the tokens: the projection goes before it, where there is less to compute.
         return (tokens,) if self.project is None else (tokens, tokens @ self.project.weight.T)
+
+    def queries(self) -> nn.Parameter | None:
+        return self.query
 
     def per_label(self) -> Tensors:
         weight, bias = self.classifier.rows()

@@ -1,13 +1,105 @@
-"""Claims about real corpora; skipped where $ZOO_DATA has none."""
+"""The corpora that have a name: what they say of themselves, and claims about those in $ZOO_DATA."""
 
+from __future__ import annotations
+
+import bz2
 import os
 from pathlib import Path
 
 import pytest
 
-from datamodules import EurLex, Reuters
+import datamodules
+from datamodules import Aapd, Amazon670K, EurLex, EurLex4K, Rcv1, Reuters
+from datamodules.archives import Packed
+from datamodules.base import CorpusMissingError
+from datamodules.errors import UserError
+from datamodules.folder import NamedCorpus
 
-pytestmark = pytest.mark.corpus
+NAMED = [kind for kind in vars(datamodules).values() if isinstance(kind, type) and issubclass(kind, NamedCorpus)]
+ROWS = [pytest.param(row, id=f"{kind.folder} {row.where}") for kind in NAMED for row in kind.published]
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_every_corpus_has_a_folder_of_its_own_and_says_how_to_get_it(kind, tmp_path, clean_environment):
+    assert [other.folder for other in NAMED].count(kind.folder) == 1
+    with pytest.raises(CorpusMissingError) as caught:
+        kind(download=False, cache_dir=str(tmp_path)).find_corpus()
+    assert f"no corpus {kind.folder}: looked in no folder" in str(caught.value)
+    assert f"$ZOO_DATA/{kind.folder}" in str(caught.value)
+    settings = kind().settings
+    assert (settings.max_length, settings.max_words) == (500, 500_000)
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_files_of_one_corpus_do_not_get_into_each_other_s_way(kind):
+    files = [origin for source in kind.sources for origin in source if isinstance(origin, Packed)]
+    assert all(file.url.startswith("https://") for file in files)
+    assert len({file.path(Path()) for file in files}) == len(files)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_published_numbers_agree_with_each_other(row):
+    if row.classes:
+        assert sum(row.classes) == row.labels
+    if row.labels_per_document and row.documents_per_label:
+        expected = row.train * row.labels_per_document / row.labels
+        assert row.documents_per_label == pytest.approx(expected, rel=0.025)
+
+
+def test_constants_of_the_propensity_model_are_those_of_the_corpus_unless_given():
+    constants = {"propensity_a": 0.6, "propensity_b": 2.6}
+    assert Amazon670K().propensity == constants
+    assert Amazon670K(propensity_a=0.5).propensity == constants | {"propensity_a": 0.5}
+    assert EurLex4K().propensity == {"propensity_a": 0.55, "propensity_b": 1.5}
+
+
+def test_packed_lines_of_the_data_page_are_read_from_a_folder(tmp_path):
+    text = "".join(f"{2286 + i}\tE11 ECAT M1{i % 2}\trecov recov excit\n" for i in range(30))
+    (tmp_path / "train.txt.bz2").write_bytes(bz2.compress(text.encode()))
+    space = Rcv1(root=str(tmp_path), cache_dir=str(tmp_path / "cache")).space
+    assert set(space.names) == {"E11", "ECAT", "M10", "M11"}
+
+
+# --- AAPD, as its authors give it
+
+
+def put_aapd(folder, splits=("train", "val", "test"), size=20):
+    for split in splits:
+        (folder / f"text_{split}").write_text("".join(f"we propose {split} {i}\n" for i in range(size)))
+        (folder / f"label_{split}").write_text("".join(f"cs.it math.it cs.{i % 3}\n" for i in range(size)))
+
+
+def aapd(folder, **settings):
+    return Aapd(root=str(folder), cache_dir=str(folder / "cache"), **settings)
+
+
+def test_texts_and_labels_in_files_side_by_side(tmp_path, clean_environment):
+    put_aapd(tmp_path)
+    data = aapd(tmp_path)
+    assert set(data.space.names) == {"cs.it", "math.it", "cs.0", "cs.1", "cs.2"}
+    assert [len(data.prepared.rows(split)) for split in ("train", "val", "test")] == [20, 20, 20]
+    (tmp_path / "label_test").write_text("other\n" * 20)
+    assert aapd(tmp_path).prepared.folder != data.prepared.folder
+
+
+def test_a_split_of_aapd_may_be_missing_but_not_the_training_documents(tmp_path, clean_environment):
+    put_aapd(tmp_path, ("val", "test"))
+    with pytest.raises(CorpusMissingError, match=r"github\.com/lancopku/SGM: put its text_train"):
+        aapd(tmp_path).find_corpus()
+    put_aapd(tmp_path, ("train",))
+    (tmp_path / "label_val").unlink()
+    assert set(aapd(tmp_path).find_corpus().sources) == {"train", "test"}
+
+
+def test_files_of_unlike_length_are_a_bad_row(tmp_path, clean_environment):
+    put_aapd(tmp_path)
+    (tmp_path / "label_train").write_text("cs.it\n" * 19)
+    with pytest.raises(UserError, match="line 20: text_train and label_train have not as many lines"):
+        _ = aapd(tmp_path).prepared
+    assert len(aapd(tmp_path, max_bad_rows=1).prepared.rows("train")) == 19
+
+
+# --- claims about real corpora; skipped where $ZOO_DATA has none
 
 
 def prepared(kind, tmp_path):
@@ -16,6 +108,7 @@ def prepared(kind, tmp_path):
     return kind(cache_dir=str(tmp_path), batch_size=32)
 
 
+@pytest.mark.corpus
 @pytest.mark.parametrize(("kind", "train", "labels"), [(Reuters, 7770, 90), (EurLex, 45000, 4108)])
 def test_sizes_are_the_published_ones_and_padding_is_below_a_tenth(kind, train, labels, tmp_path):
     data = prepared(kind, tmp_path)

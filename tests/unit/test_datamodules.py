@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
-import zipfile
-from pathlib import Path
 
 import pytest
 import torch
 
-from datamodules import EurLex, Reuters, Sample, TextDataModule, TextFiles, eurlex
+from datamodules import EurLex, Reuters, Sample, TextDataModule, TextFiles
 from datamodules.base import CorpusMissingError
 from datamodules.errors import UserError
 from datamodules.text import files_in
@@ -40,18 +36,6 @@ def reuters(folder, **kwargs):
 
 def eurlex57k(folder, **kwargs):
     return EurLex(cache_dir=str(folder / "cache"), **kwargs)
-
-
-@pytest.fixture
-def no_network(monkeypatch):
-    asked = []
-
-    def reach(url):
-        asked.append(url)
-        raise OSError(f"no way to {url}\nsecond line")
-
-    monkeypatch.setattr(eurlex, "reach", reach)
-    return asked
 
 
 # --- batches
@@ -230,102 +214,6 @@ def test_files_of_a_folder(tmp_path):
     (tmp_path / "val.tsv").touch()
     with pytest.raises(UserError, match=r"has both val\.tsv and dev\.jsonl: keep one of them"):
         files_in(tmp_path)
-
-
-# --- EURLEX57K
-
-
-def act(id):
-    return {
-        "celex_id": id,
-        "uri": "http://example.org",
-        "type": "Regulation",
-        "title": f"Title {id}",
-        "header": "Header ü",
-        "recitals": "Whereas",
-        "main_body": ["Article 1", "Article 2"],
-        "eurovoc_concepts": ["100", "200"],
-    }
-
-
-def archive(splits=("train", "dev", "test")):
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as packed:
-        for split in splits:
-            lines = [json.dumps(act(f"{split}{i}"), ensure_ascii=False) for i in range(3)]
-            packed.writestr(f"dataset/{split}.jsonl", "\n".join(lines) + "\n")
-    return file.getvalue()
-
-
-def test_the_published_archive_becomes_the_zoo_s_own_files(tmp_path):
-    eurlex.read_archive(zipfile.ZipFile(io.BytesIO(archive())), tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["test.jsonl.gz", "train.jsonl.gz", "val.jsonl.gz"]
-    with gzip.open(tmp_path / "val.jsonl.gz", "rt", encoding="utf8") as file:
-        rows = [json.loads(line) for line in file]
-    text = "Title dev0\nHeader ü\nWhereas\nArticle 1\nArticle 2"
-    assert rows[0] == {"id": "dev0", "text": text, "labels": ["100", "200"]}
-    assert [row["id"] for row in rows] == ["dev0", "dev1", "dev2"]
-
-
-def test_an_archive_without_a_split_is_refused(tmp_path):
-    with pytest.raises(OSError, match=r"holds \['test', 'train'\]"):
-        eurlex.read_archive(zipfile.ZipFile(io.BytesIO(archive(("train", "test")))), tmp_path)
-
-
-class Answer(io.BytesIO):
-    headers = {"Content-Length": "1000"}  # noqa: RUF012
-
-
-def test_the_archive_stands_in_for_the_hub(tmp_path, monkeypatch):
-    def reach(url):
-        if url == eurlex.ARCHIVE:
-            return Answer(archive())
-        raise OSError("hub is down")
-
-    monkeypatch.setattr(eurlex, "reach", reach)
-    data = eurlex57k(tmp_path)
-    assert data.space.names == ["100", "200"]
-    assert len(data.prepared.rows("val")) == 3
-    corpora = tmp_path / "cache" / "corpora"
-    assert [path.name for path in corpora.iterdir()] == ["eurlex57k"]
-    monkeypatch.setattr(eurlex, "reach", None)
-    assert eurlex57k(tmp_path).space == data.space
-
-
-def test_a_failed_download_leaves_nothing_behind(tmp_path, no_network):
-    with pytest.raises(CorpusMissingError) as caught:
-        _ = eurlex57k(tmp_path).corpus
-    assert no_network == [eurlex.HUB, eurlex.ARCHIVE]
-    message = str(caught.value)
-    assert f"Hugging Face hub: no way to {eurlex.HUB}; archive.org: no way to {eurlex.ARCHIVE}" in message
-    assert "second line" not in message
-    assert [path for path in (tmp_path / "cache").rglob("*") if path.name not in ("corpora", "eurlex57k.lock")] == []
-
-
-def test_a_broken_archive_leaves_nothing_behind(tmp_path, monkeypatch):
-    def reach(url):
-        if url == eurlex.ARCHIVE:
-            return Answer(archive()[:-40])
-        raise OSError("hub is down")
-
-    monkeypatch.setattr(eurlex, "reach", reach)
-    with pytest.raises(CorpusMissingError, match=r"archive\.org: File is not a zip file"):
-        _ = eurlex57k(tmp_path).corpus
-    assert [path for path in (tmp_path / "cache").rglob("*") if path.name not in ("corpora", "eurlex57k.lock")] == []
-
-
-def test_without_download_nobody_is_asked(tmp_path, no_network):
-    data = eurlex57k(tmp_path, download=False, on_missing="sample")
-    assert data.is_sample
-    assert data.corpus_name == "sample"
-    assert no_network == []
-
-
-def test_an_offline_hub_is_not_asked(tmp_path, no_network, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(OSError, match="HF_HUB_OFFLINE is set"):
-        eurlex57k(tmp_path).fetch(Path(tmp_path) / "x")
-    assert no_network == [eurlex.ARCHIVE]
 
 
 # --- the sample as a corpus

@@ -1,80 +1,23 @@
-"""Downloads, from a server that does all that servers do."""
+"""Downloads: whole and right, or not there."""
 
 from __future__ import annotations
 
 import hashlib
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from datamodules import download as module
 from datamodules.download import DownloadError, download
+from tests.servers import names, serving
 
 CONTENT = bytes(range(256)) * 4096  # 1 MB
 SUM = hashlib.sha256(CONTENT).hexdigest()
 
 
-class Server(ThreadingHTTPServer):
-    """Sends CONTENT; `cuts` says after how many bytes each answer breaks off, `tag` marks the version of the file."""
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.content, self.tag, self.cuts, self.asked, self.ranges = CONTENT, '"one"', [], [], True
-        self.wait = threading.Event()
-        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
-
-    def url(self, name="file.zip"):
-        return f"http://127.0.0.1:{self.server_port}/{name}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self):
-        wanted, server = self.headers.get("Range"), self.server
-        server.asked.append(wanted)
-        if "missing" in self.path:
-            self.send_error(404)
-            return
-        start = 0
-        if server.ranges and wanted and self.headers.get("If-Range") == server.tag:
-            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
-        if start >= len(server.content):
-            self.send_error(416)
-            return
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(server.content) - 1}/{len(server.content)}")
-        if server.tag:
-            self.send_header("ETag", server.tag)
-        self.send_header("Content-Length", str(len(server.content) - start))
-        self.end_headers()
-        body = server.content[start:]
-        if server.cuts:
-            body = body[: server.cuts.pop(0)]
-            self.close_connection = True
-        self.wfile.write(body)
-        if "slow" in self.path:
-            self.wfile.flush()
-            server.wait.wait(5)
-            self.close_connection = True
-
-    def log_message(self, *args):
-        pass
-
-
 @pytest.fixture
 def server():
-    server = Server()
-    yield server
-    server.wait.set()
-    server.shutdown()
-    server.server_close()
-
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
+    with serving(CONTENT) as server:
+        yield server
 
 
 def test_a_file_comes_whole_and_alone(server, tmp_path):
