@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub: from a folder, from what was got before, and only then from the net."""
+"""Models and datasets of the Hugging Face hub: from a folder, from what was got before, and only then from the net."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from datamodules.errors import UserError, first_line
 
@@ -35,17 +35,17 @@ def load_model(name: str, load: Callable[..., T], what: str, option: str) -> T:
         raise UserError(f"no {what} {name!r}: {reason(error)}; {advice}") from error
 
 
-def ask_hub(name: str, trouble: str) -> None:
+def ask_hub(name: str, trouble: str, kind: Literal["model", "dataset"] = "model") -> None:
     """Whether the hub has it: one request, where loading would try again for a minute."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
 
     try:
-        HfApi().model_info(name, timeout=PATIENCE)
+        (HfApi().model_info if kind == "model" else HfApi().dataset_info)(name, timeout=PATIENCE)
     except GatedRepoError as error:
         raise UserError("the hub gives it to those who ask for it: log in with `hf auth login`") from error
     except (RepositoryNotFoundError, HFValidationError) as error:
-        raise UserError("there is no such folder, nor such a model of the hub") from error
+        raise UserError(f"there is no such folder, nor such a {kind} of the hub") from error
     except Exception as error:  # of the net, of many kinds
         why = "HF_HUB_OFFLINE is set" if isinstance(error, OfflineModeIsEnabled) else "the hub cannot be reached"
         raise UserError(f"it is not on this machine{trouble}, and {why}: get it once while online") from error

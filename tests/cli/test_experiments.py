@@ -65,4 +65,4 @@ def test_it_runs_all_its_stages(path, fit, read_metrics):
 def test_it_says_openly_that_it_may_run_on_the_sample(path):
     data = yaml.safe_load(path.read_text())["data"]
     part = yaml.safe_load((path.parent / data).read_text()) if isinstance(data, str) else data
-    assert part["init_args"]["on_missing"] == "sample"
+    assert part["class_path"] == "Sample" or part["init_args"]["on_missing"] == "sample"
