@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import Namespace, auto_cli
+from jsonargparse import Namespace
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
@@ -27,11 +27,12 @@ from datamodules import TextDataModule
 from datamodules.base import note
 from datamodules.errors import UserError, first_line
 from datamodules.progress import is_first_process
-from zoo.catalog import first_sentence, list_parts, load_plugins
+from zoo.catalog import list_parts, load_plugins
 from zoo.checkpoint import WholeCheckpoints, read_checkpoint
+from zoo.data import run_data
 from zoo.labels import add_labels
 from zoo.module import ZooModule
-from zoo.parser import OneLineParser, fail, resolve_files, spell_out
+from zoo.parser import OneLineParser, fail, resolve_files, run_verb
 from zoo.predict import predict
 from zoo.rerank import rerank
 from zoo.runs import WandbSettings, close_run, drop_rows_after, make_loggers, run_folder
@@ -58,7 +59,7 @@ SILENCED = (
 DESCRIPTION = (
     "Train and test; further commands: predict (label documents), add-labels (new labels without retraining), "
     "rerank (rare labels forward, without retraining), tree (which labels a label tree has put together), "
-    "list (what there is to choose from)."
+    "data (name, prepare, count, convert and check corpora), list (what there is to choose from)."
 )
 BEST = {"monitor": "val/nDCG@5", "mode": "max", "filename": "best", "enable_version_counter": False}
 SHARDED = ("fsdp", "deepspeed", "xla", "single_xla")  # strategies that the stages cannot serve
@@ -263,10 +264,10 @@ class ZooCLI(LightningCLI):
 def run(argv: list[str]) -> None:
     load_plugins()
     if argv and argv[0] in VERBS:
-        verb, prog = VERBS[argv[0]], f"python -m zoo {argv[0]}"
-        about = first_sentence(verb.__doc__)
-        args = spell_out(argv[1:], verb)
-        auto_cli(verb, args=args, as_positional=False, parser_class=OneLineParser, prog=prog, description=about)
+        run_verb(VERBS[argv[0]], argv[0], argv[1:])
+        return
+    if argv and argv[0] == "data":  # it has commands of its own
+        run_data(argv[1:])
         return
     for message in SILENCED:
         warnings.filterwarnings("ignore", message=f".*{message}.*")

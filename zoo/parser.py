@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
+from jsonargparse import auto_cli
 from pytorch_lightning.cli import LightningArgumentParser
 
 from callbacks import Stage
 from datamodules.errors import UserError
+from zoo.catalog import first_sentence
 from zoo.checkpoint import read_checkpoint
 
 LONGEST = 400  # characters of a line that a person still reads
@@ -24,6 +26,8 @@ NOISE = re.compile(r"^\s*(Subtypes:|Given value type:|Given value:|Errors:|- Exp
 SECTIONS = {"trainer", "model", "data", "stages", "best", "last", "wandb"}  # of settings
 STAGE_SETTINGS = tuple(field.name for field in fields(Stage))
 CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}
+BOOLEANS = {"true", "false", "yes", "no"}
+COMMANDS = "fit, validate, test, predict, add-labels, rerank, tree, data and list"
 SETTINGS = {"seed_everything", "name", "runs", "final_test", "ckpt", "ckpt_path", "from_stage"}
 
 
@@ -55,10 +59,17 @@ def condense(message: str) -> str:
     if "arguments are required" in text and ".model." in text:
         return f"{text}; give an experiment with --config, see `python -m zoo list`"
     if '"subcommand"' in text:
-        return f"{text.rstrip('.')}; the commands are fit, validate, test, predict, add-labels, rerank, tree and list"
+        return f"{text.rstrip('.')}; the commands are {COMMANDS}"
     if "is not accepted" in text:
         return f"{text}; `--print_config` shows the keys there are"
     return text
+
+
+def run_verb(verb: Callable[..., None], name: str, argv: list[str], positional: bool = False) -> None:
+    """Call a typed function with arguments from the command line; `positional` ones come without their names."""
+    prog, about = f"python -m zoo {name}", first_sentence(verb.__doc__)
+    args = spell_out(argv, verb)
+    auto_cli(verb, args=args, as_positional=positional, parser_class=OneLineParser, prog=prog, description=about)
 
 
 def spell_out(argv: list[str], verb: Callable[..., None]) -> list[str]:
@@ -66,7 +77,7 @@ def spell_out(argv: list[str], verb: Callable[..., None]) -> list[str]:
     flags = {f"--{name}" for name, parameter in signature(verb).parameters.items() if parameter.default is False}
     following = [*argv, "--"][1:]
     return [
-        f"{argument}=true" if argument in flags and after.startswith("--") else argument
+        f"{argument}=true" if argument in flags and after.lower() not in BOOLEANS else argument
         for argument, after in zip(argv, following, strict=True)
     ]
 

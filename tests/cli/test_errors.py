@@ -143,6 +143,6 @@ def test_full_disk(fails, tiny, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("datamodules.prepare.RowWriter.write", full)
+    monkeypatch.setattr("datamodules.prepare.RowWriter.write_batch", full)
     assert "the disk is full" in fails("fit", "--config", str(tiny))
     assert not [p for p in (tmp_path / "cache").iterdir() if p.is_dir()]
