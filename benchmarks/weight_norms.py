@@ -62,14 +62,15 @@ def draw(found: dict[str, tuple[torch.Tensor, torch.Tensor]], path: str) -> None
         first = int(FRACTION * len(counts))
         jitter = np.random.default_rng(0).uniform(0.9, 1.1, len(counts))  # labels of one count lie on one another
         x = counts.numpy() * jitter
-        axis.scatter(x[first:], lengths[first:], s=4, alpha=0.35, color="tab:orange", label="tail labels")
-        axis.scatter(x[:first], lengths[:first], s=4, alpha=0.5, color="tab:blue", label="head labels")
+        dots = {"s": 4, "rasterized": True}  # thousands of them: as shapes they would make a large file
+        axis.scatter(x[first:], lengths[first:], alpha=0.35, color="tab:orange", label="tail labels", **dots)
+        axis.scatter(x[:first], lengths[:first], alpha=0.5, color="tab:blue", label="head labels", **dots)
         ranks = float(spearmanr(counts, lengths).statistic)
         axis.set(xscale="log", xlabel="training documents of the label", title=f"{model}: rank correlation {ranks:.2f}")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("length of its weights")
     axes[0].legend(markerscale=3)
-    figure.savefig(path, metadata={"Date": None}, facecolor="white")
+    figure.savefig(path, metadata={"Date": None}, facecolor="white", dpi=150)
 
 
 def main() -> None:
