@@ -12,13 +12,14 @@ from typing import Any, ClassVar
 from filelock import FileLock
 
 from datamodules.archives import Origin, fetch
-from datamodules.base import CorpusMissingError, TextDataModule
+from datamodules.base import CorpusMissingError, TextDataModule, note
 from datamodules.download import DownloadError
 from datamodules.files import to_disk
 from datamodules.label_texts import SUFFIXES
 from datamodules.prepare import Corpus, cache_errors
 from datamodules.published import Published
 from datamodules.readers import Format
+from datamodules.statistics import compare, of_prepared
 from datamodules.text import file_corpus, files_in
 
 NO_SOURCE = "it cannot be downloaded automatically"
@@ -62,6 +63,18 @@ class NamedCorpus(TextDataModule):
         looked = ", ".join(str(place) for place in places) or "no folder (neither --data.root nor $ZOO_DATA is set)"
         reason = reason or f"there are no training documents in {fetched}"
         raise CorpusMissingError(f"no corpus {self.folder}: looked in {looked}; {reason}. {self.how_to_get}")
+
+    def setup(self, stage: str) -> None:
+        """Say where the corpus is not as papers have published it."""
+        for line in self.deviations():
+            note(f"{self.corpus_name}: {line}")
+
+    def deviations(self) -> list[str]:
+        """From the published row that fits best; a part of a corpus is not compared."""
+        if self.is_sample or self.settings.limit_train is not None:
+            return []
+        compared = compare(of_prepared(self.prepared, "val" in self.corpus.sources), self.published)
+        return compared[1] if compared else []
 
     def label_file(self) -> Path | None:
         """The one that is given, or `labels.json.gz` or the like in the folder of the corpus."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from datamodules.prepare import Corpus
+from datamodules.prepare import SPLITS, Corpus, Prepared
 from datamodules.progress import progress_bar
 from datamodules.published import Published
 
@@ -73,6 +73,20 @@ def count_corpus(corpus: Corpus) -> Statistics:
     found.documents_per_label = mean(counts.total(), len(counts))
     found.words_per_document = mean(words, found.documents["train"])
     count_frequencies(found, counts.values())
+    return found
+
+
+def of_prepared(prepared: Prepared, has_val: bool) -> Statistics:
+    """What is known of a prepared corpus without reading it again: all but its words and what was left out of it."""
+    space, found = prepared.space, Statistics()
+    found.documents = {split: len(prepared.rows(split)) for split in SPLITS}
+    if not has_val:  # it was split off
+        found.documents["train"] += found.documents.pop("val")
+    counts = [count for count in space.reference_counts if count]
+    found.labels, found.labels_in_training = space.num_all, len(counts)
+    found.labels_per_document = mean(sum(counts), space.reference_documents)
+    found.documents_per_label = mean(sum(counts), len(counts))
+    count_frequencies(found, counts)
     return found
 
 

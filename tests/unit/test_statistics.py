@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from datamodules import Reuters
 from datamodules.locate import corpus_at
 from datamodules.published import Published
 from datamodules.readers import Format
-from datamodules.statistics import Statistics, compare, count_corpus
+from datamodules.statistics import Statistics, compare, count_corpus, of_prepared
 
 ROWS = {
     "train": [("a b c", ["x", "y"]), ("a", ["x"]), ("", []), ("a  b\nc\td", ["x", "z", "y"])],
@@ -133,3 +134,46 @@ def test_what_agrees_is_not_told():
     assert compare(FOUND, []) is None
     with_val = Published("a third", 15_449, 3_865, 3_956, val=5)
     assert compare(FOUND, [with_val])[1] == ["a third says 5 validation documents; here are 0"]
+
+
+class Known(Reuters):
+    published = (Published("A paper", 40, 4, 2, 1.25), Published("Another", 99, 9, 9))
+
+
+@pytest.fixture
+def known(tmp_path):
+    rows = [(f"word {i}", ["x", "y"][: 1 + (i % 4 == 0)]) for i in range(40)]
+    folder = put(tmp_path, {"train": rows, "test": rows[:4]})
+
+    def made(**settings):
+        return Known(root=str(folder), cache_dir=str(tmp_path / "cache"), **settings)
+
+    return made
+
+
+def test_a_prepared_corpus_is_held_against_what_was_published(known, capsys):
+    data = known()  # part of train is split off, and counts all the same
+    assert len(data.prepared.rows("val")) > 0
+    assert data.deviations() == []
+    data.published = (Published("A paper", 41, 4, 3, 1.25),)
+    data.setup("fit")
+    told = capsys.readouterr().err
+    assert "reuters: A paper says 41 training documents; here are 40" in told
+    assert "reuters: A paper says 3 labels; here are 2" in told
+
+
+def test_a_part_and_the_sample_are_compared_with_nothing(known):
+    data = known(limit_train=10)
+    data.published = (Published("A paper", 41, 4, 3),)
+    assert data.deviations() == []
+    sample = Known(on_missing="sample", download=False, cache_dir=str(data.cache_dir))
+    assert sample.is_sample
+    assert sample.deviations() == []
+
+
+def test_what_is_known_without_reading_again_is_what_is_counted(known):
+    data = known()
+    again, counted = of_prepared(data.prepared, has_val=False), count_corpus(data.corpus)
+    for name in ("documents", "labels", "labels_in_training", "labels_per_document", "documents_per_label", "single"):
+        assert getattr(again, name) == getattr(counted, name)
+    assert (again.few, again.medium, again.many) == (counted.few, counted.medium, counted.many)
