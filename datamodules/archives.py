@@ -64,15 +64,16 @@ def fetch(source: Sequence[Origin], downloads: Path, folder: Path) -> None:
         for origin in source:
             with one_line(origin.url):
                 origin.unpack(downloads, folder)
-    except DownloadError:  # what is broken is of no use; after a full disk the files are still good
-        discard(source, downloads)
+    except DownloadError as error:
+        if not is_local(error.__cause__):  # what is broken is of no use
+            for origin in source:
+                origin.discard(downloads)
         raise
-    discard(source, downloads)
 
 
-def discard(source: Sequence[Origin], downloads: Path) -> None:
-    for origin in source:
-        origin.discard(downloads)
+def is_local(cause: BaseException | None) -> bool:
+    """Whether this machine is to blame, and not the file: errors of the packing libraries have no number."""
+    return isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno is not None)
 
 
 @contextmanager

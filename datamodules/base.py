@@ -159,7 +159,8 @@ class TextDataModule(pl.LightningDataModule, ABC):
         if vocabulary.has_values:  # no text means anything to it
             return
         tokens = [np.array(ids) for ids in vocabulary.encode(texts)]
-        known = np.flatnonzero([(ids != vocabulary.unk_id).any() for ids in tokens])
+        nothing = [*vocabulary.special_ids(), vocabulary.unk_id]
+        known = np.flatnonzero([not np.isin(ids, nothing).all() for ids in tokens])
         lengths = np.array([len(ids) for ids in tokens])
         for rows in self._sampler(lengths, self.eval_batch_size, known) if len(known) else ():
             labels = [max(row, ~row) for row in rows]

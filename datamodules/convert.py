@@ -25,7 +25,7 @@ from datamodules.files import written_whole
 from datamodules.locate import header_of
 from datamodules.prepare import Corpus, Source
 from datamodules.progress import progress_bar
-from datamodules.readers import PACKED, ROWS_PER_PROGRESS, Document, decompressed, unpacked_name, user_errors
+from datamodules.readers import PACKED, ROWS_PER_PROGRESS, Document, unpacked_name
 from datamodules.tokens import normal
 from datamodules.vocab import WORD, parse_feature
 from datamodules.xmc import EXTENSION, FEATURES, LABELS, Names, SparseSource, is_feature
@@ -51,13 +51,17 @@ class Converter:
 
     def convert(self, corpus: Corpus, targets: dict[str, Path]) -> list[str]:
         """Returns what a person should know, line by line."""
+        if not self.label_sep or BREAKS.search(self.label_sep):
+            raise UserError("--target_label_sep must be something, and no tab or line break, which end columns")
         for path in targets.values():
             self._check_target(path)
         lines = []
+        to_come = dict(targets)
         for split, path in targets.items():
             self.remarks.clear()
+            del to_come[split]
             with writing(path):
-                self._convert(corpus, split, path)
+                self._convert(corpus, split, path, set(to_come.values()))
             lines += [f"{path}: {count:,} {line}" for line, count in self.remarks.items() if count]
             lines += corpus.sources[split].report()
         return lines
@@ -69,12 +73,12 @@ class Converter:
         if path.exists() and not self.overwrite:
             raise UserError(f"{path} is there already: --overwrite replaces it")
 
-    def _convert(self, corpus: Corpus, split: str, path: Path) -> None:
+    def _convert(self, corpus: Corpus, split: str, path: Path, to_come: set[Path]) -> None:
         source = corpus.sources[split]
         with progress_bar(f"Converting {split}") as bar, written_whole(path) as aside:
             documents = source.read(bar(source.size))
             if unpacked_name(path).suffix == EXTENSION:
-                sparse = SparseTarget.beside(path, source, self.features or corpus.has_features)
+                sparse = SparseTarget.beside(path, source, to_come, self.features or corpus.has_features)
                 self.remarks.update(sparse.write(aside, documents))
             else:
                 WRITERS[unpacked_name(path).suffix](self, aside, documents)
@@ -138,18 +142,18 @@ def files_for(corpus: Corpus, folder: Path, ending: str) -> dict[str, Path]:
 class Numbers(dict[str, int]):
     """Numbers of names, in the order in which they came; those of a file that is there come first."""
 
-    def __init__(self, what: str, path: Path, names: list[str]) -> None:
+    def __init__(self, what: str, path: Path, names: list[str], is_there: bool = False) -> None:
         super().__init__({name: number for number, name in enumerate(names)})
-        self.what, self.path, self.start = what, path, len(names)
+        self.what, self.path, self.start, self.is_there = what, path, len(names), is_there
 
     @classmethod
-    def of(cls, what: str, path: Path, source: Source) -> Numbers:
-        """Those of a file beside the target, or else those that the source has."""
-        if path.is_file():
+    def of(cls, what: str, path: Path, source: Source, keep: bool) -> Numbers:
+        """Those of a file beside the target, if it is to be kept, or else those that the source has."""
+        if keep and path.is_file():
             found = Names.read(what, path)
             if found.report:
                 raise UserError(f"{found.report[0]}: convert into another folder")
-            return cls(what, path, found.names)
+            return cls(what, path, found.names, is_there=True)
         if not isinstance(source, SparseSource):
             return cls(what, path, [])
         names = getattr(source.format, f"{what}s").names
@@ -165,7 +169,7 @@ class Numbers(dict[str, int]):
 
     def save(self) -> None:
         """Write the names one on each line, where not all of them are there."""
-        if len(self) == self.start and self.path.is_file():
+        if len(self) == self.start and self.is_there:
             return
         with written_whole(self.path) as aside:
             aside.write_text("".join(f"{name}\n" for name in self), "utf8", newline="\n")
@@ -182,14 +186,16 @@ class SparseTarget:
     keeps_features: bool  # those that are known are all there are
 
     @classmethod
-    def beside(cls, path: Path, source: Source, has_features: bool) -> SparseTarget:
+    def beside(cls, path: Path, source: Source, to_come: set[Path], has_features: bool) -> SparseTarget:
+        """Names that other files there go by are kept; those of files that are replaced, or will be, are not."""
         labels, features = path.parent / LABELS, path.parent / FEATURES
-        others = [file.name for file in siblings(path) if file != getattr(source, "path", None)]
+        others = [file.name for file in siblings(path) if file not in {getattr(source, "path", None), *to_come}]
         if others and not (labels.is_file() and features.is_file()):
             missing = features.name if labels.is_file() else labels.name
             raise UserError(f"{path.parent} has {others[0]} but no {missing}: convert into another folder")
-        found = Numbers.of("label", labels, source), Numbers.of("feature", features, source)
-        return cls(path, *found, has_features, features.is_file())
+        keep = bool(others) or not path.exists()
+        found = Numbers.of("label", labels, source, keep), Numbers.of("feature", features, source, keep)
+        return cls(path, *found, has_features, found[1].is_there)
 
     def write(self, place: Path, documents: Iterable[Document]) -> Counter[str]:
         """The rows go aside, for the header says how many there are of everything."""
@@ -205,16 +211,13 @@ class SparseTarget:
                 with packing(whole, place.suffix) as file:
                     file.write(f"{rows} {len(self.features)} {len(self.labels)}\n".encode())
                 shutil.copyfileobj(body, whole)  # packed parts one after the other are a packed file
-        if self.labels.start and (new := len(self.labels) - self.labels.start):
+        if self.labels.is_there and (new := len(self.labels) - self.labels.start):
             remarks[f"labels were new and are now in {self.labels.path.name}"] = new
         self._save_names()
         return remarks
 
     def _save_names(self) -> None:
         self.features.save()
-        if self.labels.path.is_file() and len(self.labels) > self.labels.start:
-            for file in siblings(self.path):
-                raise_labels(file, self.labels.start, len(self.labels))
         self.labels.save()
 
     def _row(self, document: Document, remarks: Counter[str]) -> bytes:
@@ -248,18 +251,6 @@ def siblings(path: Path) -> list[Path]:
     """Other sparse files of a folder."""
     files = [file for file in sorted(path.parent.iterdir()) if not file.name.startswith(".") and file != path]
     return [file for file in files if unpacked_name(file).suffix == EXTENSION]
-
-
-def raise_labels(path: Path, before: int, now: int) -> None:
-    """Let the header of a sparse file say how many labels there are since others were added."""
-    header = header_of(path)
-    if header is None or header[2] != before:
-        return
-    with user_errors(path), path.open("rb", buffering=0) as file, decompressed(file, path) as stream:
-        stream.readline()
-        with written_whole(path) as aside, packed(aside) as target:
-            target.write(f"{header[0]} {header[1]} {now}\n".encode())
-            shutil.copyfileobj(stream, target)
 
 
 @contextmanager

@@ -71,8 +71,9 @@ class Aapd(NamedCorpus):
         "text_test and label_test into $ZOO_DATA/aapd, or name a folder with --data.root"
     )
     published = (
-        Published("HTTN, Table 1", 54_840, 1_000, 54, 2.41, 2444.04),
-    )  # training and validation documents together
+        Published("Yang et al. 2018", 53_840, 1_000, 54, 2.41, val=1_000),
+        Published("HTTN, Table 1", 54_840, 1_000, 54, 2.41, 2444.04),  # training and validation documents together
+    )
 
     def corpus_in(self, folder: Path) -> Corpus | None:
         return super().corpus_in(folder) or paired_corpus(self.folder, folder, self.max_bad_rows)

@@ -14,6 +14,7 @@ from filelock import FileLock
 from datamodules.archives import Origin, fetch
 from datamodules.base import CorpusMissingError, TextDataModule, note
 from datamodules.download import DownloadError
+from datamodules.errors import UserError
 from datamodules.files import to_disk
 from datamodules.label_texts import SUFFIXES
 from datamodules.prepare import Corpus, cache_errors
@@ -52,6 +53,8 @@ class NamedCorpus(TextDataModule):
     def find_corpus(self) -> Corpus:
         fetched = self.cache_dir / "corpora" / self.folder
         places = [Path(self.root).expanduser()] if self.root else []
+        if places and not places[0].is_dir():
+            raise UserError(f"no such folder: {self.root} (--data.root)")
         if data := os.environ.get("ZOO_DATA"):
             places.append(Path(data).expanduser() / self.folder)
         for self.place in [*places, fetched]:

@@ -63,7 +63,7 @@ class HubDataset(TextDataModule):
                 if name not in found:
                     raise UserError(f"{self.dataset} has no split {name!r} (--data.{split}), it has {', '.join(found)}")
                 sources[split] = HubSource(found[name], Path(self.dataset, name), self.format, bad)
-        return Corpus(Path(self.dataset).name, sources)
+        return Corpus(Path(self.dataset).expanduser().resolve().name, sources)
 
 
 class HubSource:
@@ -76,7 +76,7 @@ class HubSource:
                 there = ", ".join(map(repr, rows.column_names))
                 raise UserError(f"{path}: no column {column!r} among {there}; set --data.{option}=...")
         wanted = (format.id_column, format.text_column, format.label_column)
-        self.rows = rows.select_columns([name for name in rows.column_names if name in wanted])
+        self.rows = rows.with_format(None).select_columns([name for name in rows.column_names if name in wanted])
         self.name_of = class_names(self.rows.features[format.label_column])
 
     def read(self, progress: Callable[[int], None]) -> Iterator[Document]:
@@ -98,13 +98,17 @@ class HubSource:
         if self.name_of is None or row[column] is None:
             return row
         numbers = row[column] if isinstance(row[column], list) else [row[column]]
-        return row | {column: [self.name_of(number) for number in numbers if number >= 0]}  # -1: not known
+        try:
+            known = [number for number in numbers if number is not None and number >= 0]  # -1: not known
+            return row | {column: [self.name_of(number) for number in known]}
+        except ValueError as error:  # more than there are
+            raise RowError(str(error)) from None
 
     def fingerprint(self) -> str:
         return f"{self.rows._fingerprint} {self.format} {self.bad.max_bad_rows}"
 
     def report(self) -> list[str]:
-        return [line for line in self.bad.report() if line.startswith(f"{self.path}:")]
+        return self.bad.report(self.path)
 
 
 def class_names(feature: Any) -> Callable[[int], str] | None:
@@ -124,7 +128,7 @@ def load(name: str, config: str | None, revision: str | None) -> Any:
         if (folder / "dataset_dict.json").is_file():
             return datasets.load_from_disk(str(folder))
         if folder.is_dir():
-            return datasets.load_dataset(str(folder), config)
+            return datasets.load_dataset(str(folder.resolve()), config)
         if name.startswith(("/", ".", "~")) or name.count("/") > 1:
             raise UserError("there is no such folder")
         return from_hub(name, config, revision)

@@ -40,14 +40,15 @@ def read_label_texts(path: Path) -> dict[str, str]:
             rows = READERS[unpacked_name(path).suffix](stream, path, Format("label", None, "label", options=""))
             found = dict(_labelled(path, rows))
     own = {label: ", ".join(meaning.words) for label, meaning in found.items()}
-    above = {label: [own[parent] for parent in found[label].parents if own.get(parent)] for label in found}
+    above = {label: [own[p] for p in found[label].parents if p != label and own.get(p)] for label in found}
     return {label: "; ".join(part for part in (own[label], *above[label]) if part) for label in found}
 
 
 def _entries(path: Path, content: bytes) -> Iterator[tuple[str, Meaning]]:
     try:
         entries = json.loads(content)
-    except ValueError as error:
+        json.dumps(entries, ensure_ascii=False).encode()  # half a surrogate pair parses, but no tokenizer takes it
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: broken JSON: {error}") from None
     if not isinstance(entries, dict):
         raise UserError(f"{path}: expected one object with an entry for each label; rows go into a .jsonl file")
@@ -56,11 +57,14 @@ def _entries(path: Path, content: bytes) -> Iterator[tuple[str, Meaning]]:
 
 
 def _labelled(path: Path, rows: Iterator[tuple[int, Any]]) -> Iterator[tuple[str, Meaning]]:
+    seen = set[str]()
     for line, row in rows:
-        if isinstance(row, RowError) or not str(row.get("label") or "").strip():
-            raise UserError(f"{path}: line {line}: {row if isinstance(row, RowError) else 'no label'}")
-        rest = {name: value for name, value in row.items() if name != "label"}
-        yield str(row["label"]).strip(), _meaning(rest, f"{path}: line {line}")
+        label = "" if isinstance(row, RowError) else str(row.get("label") or "").strip()
+        if not label or label in seen:
+            reason = row if isinstance(row, RowError) else f"{label!r} is there twice" if label else "no label"
+            raise UserError(f"{path}: line {line}: {reason}")
+        seen.add(label)
+        yield label, _meaning({name: row[name] for name in row if name != "label"}, f"{path}: line {line}")
 
 
 def _meaning(entry: Any, where: str) -> Meaning:

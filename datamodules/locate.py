@@ -40,7 +40,11 @@ def corpus_at(path: Path, format: Format, max_bad_rows: int = ANY_NUMBER) -> Cor
     else:
         raise UserError(f"no such file or folder: {path}")
     name = path.resolve().name
-    if is_sparse(files["train"]):
+    kinds = {split: is_sparse(file) for split, file in files.items()}
+    if len(set(kinds.values())) > 1:
+        one = next(file for split, file in files.items() if kinds[split])
+        raise UserError(f"{path}: {one.name} has features and other files have texts: keep one kind in a folder")
+    if kinds["train"]:
         return sparse_corpus(name, files, SparseFormat.beside(files["train"]), max_bad_rows)
     return file_corpus(name, files, format, max_bad_rows)
 

@@ -36,7 +36,7 @@ class PairedSource:
         return f"{fingerprint(self.path)} {fingerprint(self.label_path)} paired {self.bad.max_bad_rows}"
 
     def report(self) -> list[str]:
-        return [line for line in self.bad.report() if line.startswith(f"{self.path}:")]
+        return self.bad.report(self.path)
 
 
 def paired_corpus(name: str, folder: Path, max_bad_rows: int) -> Corpus | None:

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from array import array
 from collections import Counter
@@ -30,6 +31,7 @@ from datamodules.vocab import Vocabulary, load_pretrained
 
 VERSION = 2  # raise it when what is written changes
 SPLITS = ("train", "val", "test")
+LONGEST_NAME = 80  # characters of a corpus's name in that of its folder
 CHUNK_CHARACTERS = 1 << 23  # long documents are taken fewer at a time, so that memory does not grow with them
 Chunk = list[tuple[str, Document]]  # documents with their splits
 
@@ -91,7 +93,8 @@ def prepare(corpus: Corpus, settings: Settings, cache: Path) -> Prepared:
                 "choose a backbone without one, such as --model.backbone=Bow, and leave --data.tokenizer out"
             )
         pretrained = load_pretrained(settings.tokenizer, settings.max_length)
-    folder = cache / f"{corpus.name}-{_key(corpus, settings, pretrained)}"
+    name = re.sub(r"[^\w.-]+", "_", corpus.name)[:LONGEST_NAME]  # anything may be in one that a person has given
+    folder = cache / f"{name}-{_key(corpus, settings, pretrained)}"
     with cache_errors(cache):
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / f"{folder.name}.lock"):

@@ -71,9 +71,9 @@ class BadRows:
         if self.counts[path] and total > self.max_bad_rows:
             raise UserError(f"{self._summary(path)}; fix them or allow some with --data.max_bad_rows={total}")
 
-    def report(self) -> list[str]:
-        """One line for each file that has bad rows."""
-        return [self._summary(path) for path, count in self.counts.items() if count]
+    def report(self, path: Path) -> list[str]:
+        """A line, if the file has bad rows."""
+        return [self._summary(path)] if self.counts.get(path) else []
 
     def _summary(self, path: Path) -> str:
         count, first = self.counts[path], self.first[path]
@@ -199,6 +199,9 @@ def _csv_rows(stream: IO[bytes], path: Path, format: Format) -> Rows:
     reader = csv.reader(lines, delimiter="\t" if _extension(path) == ".tsv" else ",", strict=True)
     if header := next(filter(None, reader), []):
         _require_columns(path, format, header)
+        wanted = (format.id_column, format.text_column, format.label_column)
+        if twice := [name for name in wanted if name is not None and header.count(name) > 1]:
+            raise UserError(f"{path}: the header has {twice[0]!r} more than once: rename one of the columns")
     while True:
         line = reader.line_num + 1
         try:
@@ -239,7 +242,8 @@ def _require_columns(path: Path, format: Format, columns: Iterable[str]) -> None
         if wanted is not None and wanted not in names:
             found = ", ".join(repr(name[:40]) for name in names)
             hint = f" (a {extension} needs a header row; only .txt has none)" if extension in {".csv", ".tsv"} else ""
-            raise UserError(f"{path}: no column {wanted!r} among {found}; set {format.options}{setting}=...{hint}")
+            advice = f"; set {format.options}{setting}=..." if format.options else ""
+            raise UserError(f"{path}: no column {wanted!r} among {found}{advice}{hint}")
 
 
 def _extension(path: Path) -> str:

@@ -33,7 +33,7 @@ class FileSource:
         return f"{fingerprint(self.path)} {kind} {self.format} {self.bad.max_bad_rows}"
 
     def report(self) -> list[str]:
-        return [line for line in self.bad.report() if line.startswith(f"{self.path}:")]
+        return self.bad.report(self.path)
 
 
 class TextFiles(TextDataModule):

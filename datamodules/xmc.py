@@ -56,7 +56,7 @@ class Names:
 
     def check(self, path: Path, size: int) -> None:
         """Refuse names that are not those of a file with so many."""
-        if self.names and len(self.names) != size:
+        if self.names and len(self.names) < size:
             raise UserError(
                 f"{self.path} has {len(self.names):,} names, but {path} has {size:,} {self.what}s: "
                 f"name the right file with --data.{self.what}s"
@@ -178,7 +178,7 @@ class SparseSource:
         return f"{fingerprint(self.path)} {EXTENSION} {kind} {self.format.fingerprint()} {self.bad.max_bad_rows}"
 
     def report(self) -> list[str]:
-        return self.remarks + [line for line in self.bad.report() if line.startswith(f"{self.path}:")]
+        return self.remarks + self.bad.report(self.path)
 
 
 def sparse_corpus(name: str, files: dict[str, Path], format: SparseFormat, max_bad_rows: int) -> Corpus:

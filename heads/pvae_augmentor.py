@@ -92,7 +92,8 @@ class PvaeAugmentor(LabelwiseHead):
         self.width = feat_dim or dim
         self.classifier = Classifier(space, self.width, classifier == "shared", bias)
         if head_count is None:
-            head_count = space.counts[int(space.by_frequency()[(space.num_labels - 1) // 10])]
+            trained = sorted(space.counts[: space.num_labels - space.added], reverse=True)
+            head_count = trained[(len(trained) - 1) // 10]
         self.is_head = space.head_by_count(head_count)
         is_tail = ~self.is_head & (torch.tensor(space.counts) > 0)
         self.register_buffer("tail_labels", is_tail.nonzero().flatten(), persistent=False)

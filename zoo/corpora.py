@@ -72,11 +72,15 @@ def find_corpus(path: str, format: Format, max_bad_rows: int = ANY_NUMBER) -> Co
         kind = find_named(path)
     except UserError as error:
         raise UserError(f"no such file or folder: {path}, and {error}") from None
+    if format != Format(options=format.options):
+        raise UserError(f"{kind.__name__} has columns of its own: options for them go with a file or a folder")
     settings: dict[str, Any] = {"download": False} if issubclass(kind, NamedCorpus) else {}
     try:
         return option_names(lambda: kind(max_bad_rows=max_bad_rows, **settings).find_corpus())
-    except UserError as error:
-        raise UserError(f"{error}; `python -m zoo data prepare {path}` fetches a corpus") from error
+    except CorpusMissingError as error:
+        if not getattr(kind, "sources", ()):
+            raise
+        raise UserError(f"{error}; `python -m zoo data prepare {path}` fetches it") from error
 
 
 def option_names(action: Callable[[], T]) -> T:
@@ -84,4 +88,4 @@ def option_names(action: Callable[[], T]) -> T:
     try:
         return action()
     except UserError as error:
-        raise UserError(str(error).replace("--data.", "--")) from error
+        raise type(error)(str(error).replace("--data.", "--")) from error

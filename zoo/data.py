@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from json import dumps
@@ -23,6 +24,7 @@ from zoo.corpora import find_corpus, find_named, named_corpora, option_names, pl
 from zoo.parser import run_verb
 from zoo.predict import opened_output
 
+WIDE = 200  # columns where nobody sees how many there are, as in a file
 LEAST_NEAR = 0.5  # below it most documents are like most others
 
 
@@ -220,4 +222,5 @@ def print_json(content: dict[str, Any]) -> None:
 
 def plain_console() -> Console:
     """Names go out as they are: what looks like markup or an emoji is none."""
-    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    width = None if sys.stdout.isatty() else WIDE
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=width)

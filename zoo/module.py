@@ -107,8 +107,9 @@ class ZooModule(pl.LightningModule):
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if isinstance(data, TextDataModule):
             self.vocabulary = fitting_vocabulary(data, self.backbone.max_length)
-            mine = data.prepared.folder.name
-            if self.trainer.strategy.broadcast(mine) != mine:
+            mine = data.prepared.folder.name, data.space.texts
+            same = self.trainer.strategy.broadcast(mine) == mine
+            if not self.trainer.strategy.reduce_boolean_decision(same, all=True):  # all end, or the others would wait
                 raise UserError(f"processes have different corpora, this one {data.corpus_name}: prepare it once alone")
             if stage == "fit" and (vectors := data.word_vectors()) is not None:
                 self.backbone.load_vectors(vectors.matrix)

@@ -164,3 +164,12 @@ def test_a_reader_that_has_gone(corpus):
     command = f"{sys.executable} -m zoo data stats {corpus} --json | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
+
+
+def test_a_named_corpus_has_its_own_columns_and_its_own_advice(corpus, fails, monkeypatch, tmp_path):
+    assert "options for them go with a file or a folder" in fails("data", "stats", "reuters", "--text_column=body")
+    monkeypatch.setenv("ZOO_DATA", str(tmp_path / "nothing"))
+    assert "`python -m zoo data prepare wiki10` fetches it" in fails("data", "stats", "wiki10")
+    assert "fetches it" not in fails("data", "stats", "reuters")
+    line = fails("data", "prepare", "reuters", f"--root={tmp_path / 'none'}")
+    assert f"no such folder: {tmp_path / 'none'} (--root)" in line

@@ -218,3 +218,55 @@ def test_nothing_becomes_an_empty_file(tmp_path):
     for ending in (".jsonl", ".txt.gz", ".parquet", ".xmc.gz"):
         convert(tmp_path / "in.jsonl", tmp_path / f"out{ending}")
         assert read(tmp_path / f"out{ending}") == []
+
+
+def sparse_of(folder):
+    return [(d.labels, d.text) for d in corpus_at(folder, Format()).sources["train"].read(lambda amount: None)]
+
+
+def test_replacing_the_only_sparse_file_begins_anew(tmp_path):
+    target = tmp_path / "out" / "train.xmc"
+    target.parent.mkdir()
+    convert(write(tmp_path / "one.jsonl", [Document("", "old words", ["x"])]), target)
+    convert(write(tmp_path / "two.jsonl", [Document("", "new words here", ["y"])]), target, overwrite=True)
+    assert sparse_of(target) == [(["y"], "new:1 words:1 here:1")]
+    assert (target.parent / "labels.txt").read_text() == "y\n"
+    convert(target, target, overwrite=True)  # onto itself: it keeps the names that it has
+    assert sparse_of(target) == [(["y"], "new:1 words:1 here:1")]
+
+
+def test_replacing_all_splits_begins_anew_too(tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    targets = {"train": folder / "train.xmc", "test": folder / "test.xmc"}
+    for words, label in (("old", "x"), ("new", "y")):
+        source = tmp_path / words
+        source.mkdir()
+        for split in targets:
+            write(source / f"{split}.jsonl", [Document("", f"{words} {split}", [label])])
+        Converter(overwrite=True).convert(corpus_at(source, Format()), targets)
+    assert sparse_of(folder) == [(["y"], "new:1 train:1")]
+    assert (folder / "features.txt").read_text() == "new\ntrain\n"
+
+
+def test_more_names_than_labels_are_those_of_another_split(tmp_path):
+    write(tmp_path / "a.jsonl", [Document("", "w", ["x"])])
+    write(tmp_path / "b.jsonl", [Document("", "w", ["z"])])
+    convert(tmp_path / "a.jsonl", tmp_path / "train.xmc")
+    convert(tmp_path / "b.jsonl", tmp_path / "test.xmc")
+    assert (tmp_path / "labels.txt").read_text() == "x\nz\n"
+    assert sparse_of(tmp_path / "train.xmc") == [(["x"], "w:1")]  # its header still says one label
+
+
+@pytest.mark.parametrize("separator", ["", "\t", "a\nb"])
+def test_a_separator_that_ends_columns_is_refused(tmp_path, separator):
+    source = write(tmp_path / "in.jsonl", DOCUMENTS)
+    with pytest.raises(UserError, match="--target_label_sep must be something, and no tab or line break"):
+        convert(source, tmp_path / "out.txt", label_sep=separator)
+
+
+def test_a_folder_with_texts_and_features_is_refused(tmp_path):
+    write(tmp_path / "train.jsonl", DOCUMENTS)
+    (tmp_path / "test.xmc").write_text("1 1 1\n0 0:1\n")
+    with pytest.raises(UserError, match=r"test.xmc has features and other files have texts"):
+        corpus_at(tmp_path, Format())

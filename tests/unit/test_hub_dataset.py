@@ -9,6 +9,8 @@ import pytest
 
 from datamodules import HubDataset
 from datamodules.errors import UserError
+from datamodules.hub_dataset import HubSource
+from datamodules.readers import BadRows, Format
 
 TOPICS = datasets.ClassLabel(names=["grain", "cocoa", "gold"])
 
@@ -74,6 +76,26 @@ def test_classes_go_by_their_names(tmp_path, alone):
     data = module(saved(tmp_path / "classes", features, train=rows, validation=rows[:2]), tmp_path)
     assert set(data.space.names) == {"grain", "cocoa", "gold"}
     assert rows_of(data, "val")["1"] == (["cocoa"] if alone else ["cocoa", "gold"])
+
+
+def test_classes_that_are_missing_or_too_large(tmp_path):
+    features = datasets.Features({"text": datasets.Value("string"), "labels": [TOPICS]})
+    rows = [{"text": "t", "labels": [0, None, -1]}] * 20
+    folder = saved(tmp_path / "gaps", features, train=rows, validation=rows[:2])
+    assert module(folder, tmp_path).space.names == ["grain"]
+    names = datasets.ClassLabel(names=["one"])
+    made = datasets.Dataset.from_dict({"text": ["t"] * 5, "labels": [[0], [0], [0], [0], [7]]})
+    wrong = made.cast(datasets.Features({"text": datasets.Value("string"), "labels": [datasets.Value("int64")]}))
+    wrong.info.features = datasets.Features({"text": datasets.Value("string"), "labels": [names]})
+    source = HubSource(wrong, tmp_path / "wrong", Format(), BadRows())
+    with pytest.raises(UserError, match=r"1 bad row, at line 5 .*7"):
+        list(source.read(lambda amount: None))
+
+
+def test_the_format_that_a_dataset_was_saved_with_does_not_matter(tmp_path):
+    rows = datasets.Dataset.from_list([{"text": "t", "labels": ["x", "y"]}] * 20).with_format("numpy")
+    datasets.DatasetDict({"train": rows, "validation": rows}).save_to_disk(tmp_path / "arrays")
+    assert module(tmp_path / "arrays", tmp_path).space.names == ["x", "y"]
 
 
 def test_strings_with_separators(tmp_path):

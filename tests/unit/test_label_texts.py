@@ -8,6 +8,11 @@ import json
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from backbones import Backbone, BiLSTM, Features
 from datamodules import Batch, LabelSpace, Reuters, Targets, TextFiles
@@ -22,7 +27,7 @@ def test_an_object_with_an_entry_for_each_label(tmp_path):
         "1102": {"label": "cheese", "alt_labels": [], "parents": []},
         "1107": {"label": "blue-veined cheese", "alt_labels": ["Stilton", "Roquefort"], "parents": ["1102", "9"]},
         "7": "a text alone",
-        "8": {},
+        "8": {"parents": ["8"]},
     }
     path.write_bytes(gzip.compress(json.dumps(entries).encode()))
     assert read_label_texts(path) == {
@@ -58,6 +63,9 @@ def test_rows_say_the_same_in_every_format(tmp_path, suffix):
         ("labels.jsonl", '{"label": "a"}\n{"text": "b"}', "line 2: no label"),
         ("labels.jsonl", '{"text": "b"}', "no column 'label' among 'text'"),
         ("labels.jsonl", '{"label": "a"}\n{', "line 2: broken JSON"),
+        ("labels.csv", "label,text\na,b\na,c", "line 3: 'a' is there twice"),
+        ("labels.json", '{"a": "\\ud800"}', "broken JSON"),
+        ("labels.json", "[" * 100_000, "broken JSON"),
         ("labels.csv", "id,text\n1,b", "no column 'label'"),
         ("labels.xml", "<a/>", "are read from .json, .jsonl"),
     ],
@@ -105,6 +113,19 @@ def test_labels_without_known_words_have_no_text(corpus):
     data = TextFiles(str(corpus / "train.jsonl"), cache_dir=str(corpus / "cache"))
     data.space.texts = ["wholly unknown", "grain"]
     assert [batch.rows.tolist() for batch in data.label_batches()] == [[1]]
+
+
+def test_special_tokens_are_no_words(corpus):
+    words = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "grain", "cocoa", "and"])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    ends = [("[CLS]", 2), ("[SEP]", 3)]
+    tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(corpus / "tokenizer")
+    data = TextFiles(str(corpus / "train.jsonl"), tokenizer=str(corpus / "tokenizer"), cache_dir=str(corpus / "cache"))
+    data.space.texts = ["grain", ""]
+    assert [batch.rows.tolist() for batch in data.label_batches()] == [[0]]
 
 
 SPACE = LabelSpace(["a", "b", "c", "d"], [9, 5, 3, 1], 20, vocab_size=30)
@@ -181,3 +202,5 @@ def test_parts_and_grown_spaces_keep_the_texts_of_their_labels():
 def test_the_most_frequent_tenth_is_head_where_no_count_is_given(labels, head):
     space = LabelSpace([str(i) for i in range(labels)], list(range(labels, 0, -1)), 100, vocab_size=30)
     assert int(PvaeAugmentor(12, space, head_count=None).is_head.sum()) == head
+    grown = space.grown({"new": 1000})  # a label that came later is tail, and changes nothing
+    assert int(PvaeAugmentor(12, grown, head_count=None).is_head.sum()) == head

@@ -267,7 +267,7 @@ def test_bad_row(tmp_path: Path, name: str, content: bytes, reason: str) -> None
     assert complaint(path) == f"{found}; fix them or allow some with --data.max_bad_rows=1"
     bad = BadRows(1)
     assert len(list(read_documents(path, Format(), bad))) == (0 if "end of data" in reason else 1)
-    assert bad.report() == [f"{tmp_path}/{found}"]
+    assert bad.report(path) == [f"{tmp_path}/{found}"]
 
 
 def test_json_nested_too_deeply_is_a_bad_row(tmp_path: Path) -> None:
@@ -297,6 +297,13 @@ def test_a_csv_row_is_named_by_the_line_it_starts_on(tmp_path: Path) -> None:
     assert complaint(put(tmp_path, "a.csv", content)).startswith("a.csv: 1 bad row, at line 5 (line 5: 3 fields")
 
 
+@pytest.mark.parametrize("header", [b"text,labels,labels", b"text,text,labels", b"id,text,labels,id"])
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path, header: bytes) -> None:
+    path = put(tmp_path, "a.csv", header + b"\na,b,c\n")
+    with pytest.raises(UserError, match=r"the header has '\w+' more than once"):
+        list(read_documents(path, Format(), BadRows()))
+
+
 def test_bad_rows_are_tolerated_over_all_files_together(tmp_path: Path) -> None:
     one = put(tmp_path, "one.jsonl", b"oops\n" + GOOD)
     two = put(tmp_path, "two.jsonl", GOOD + b"oops\noops\n")
@@ -307,7 +314,7 @@ def test_bad_rows_are_tolerated_over_all_files_together(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"two\.jsonl: 2 bad rows, at lines 2, 3 .*--data\.max_bad_rows=3$"):
         list(read_documents(two, Format(), bad))
     assert len(list(read_documents(good, Format(), bad))) == 1
-    assert bad.report() == [
+    assert [*bad.report(one), *bad.report(two), *bad.report(good)] == [
         f"{one}: 1 bad row, at line 1 (line 1: broken JSON: Expecting value)",
         f"{two}: 2 bad rows, at lines 2, 3 (line 2: broken JSON: Expecting value)",
     ]

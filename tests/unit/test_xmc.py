@@ -122,7 +122,7 @@ def test_a_bad_row_is_named_by_line_and_reason(tmp_path, line):
     assert str(caught.value).startswith(f"{path}: 1 bad row, at line 3 (line 3: {MISTAKES[line]})")
     bad = BadRows(1)
     assert [document.labels for document in read(path, bad=bad)] == [["0"], ["1"]]
-    assert len(bad.report()) == 1
+    assert len(bad.report(path)) == 1
 
 
 def test_bytes_that_are_no_text_are_a_bad_row(tmp_path):
