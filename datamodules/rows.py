@@ -21,13 +21,6 @@ SCHEMA = pa.schema({"id": pa.string(), "tokens": pa.list_(pa.int32()), "labels":
 VALUES = pa.field("values", pa.list_(pa.float32()))  # of the tokens, in a corpus of features
 
 
-class EncodedRow(NamedTuple):
-    id: str
-    tokens: list[int]
-    labels: list[int]
-    values: list[float] | None = None  # of the tokens, where they are features
-
-
 class RowWriter:
     """Writes encoded documents as they come, in record batches of exactly CHUNK rows but for the last."""
 
@@ -35,33 +28,20 @@ class RowWriter:
         self.schema = SCHEMA.append(VALUES) if values else SCHEMA
         self._sink = pa.OSFile(str(path), "wb")
         self._writer = pa.ipc.new_file(self._sink, self.schema)
-        self._rows: list[EncodedRow] = []
         self._waiting: list[pa.RecordBatch] = []
 
     def __enter__(self) -> RowWriter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._gather()
         self._flush(all_rows=True)
         self._writer.close()
         self._sink.close()
-
-    def write(self, row: EncodedRow) -> None:
-        self._rows.append(row)
-        if len(self._rows) == CHUNK:
-            self._gather()
 
     def write_batch(self, rows: pa.RecordBatch) -> None:
         """Any number of documents at once."""
         self._waiting.append(rows)
         self._flush()
-
-    def _gather(self) -> None:
-        if self._rows:
-            columns = list(zip(*self._rows, strict=True))[: len(self.schema)]
-            self._rows = []
-            self.write_batch(pa.record_batch(columns, schema=self.schema))
 
     def _flush(self, all_rows: bool = False) -> None:
         size = sum(map(len, self._waiting))

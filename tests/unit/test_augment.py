@@ -14,7 +14,8 @@ from scipy.sparse import csr_array, random_array
 from datamodules.augment import Augmentation, RowsWithCopies, drop, exchanged, kept, swap, uniform
 from datamodules.batch import Batch, LabelSpace, Targets
 from datamodules.errors import UserError
-from datamodules.rows import EncodedRow, EncodedRows, RowWriter
+from datamodules.rows import EncodedRows
+from tests.unit.encoded import EncodedRow, RowWriter
 
 SPACE = LabelSpace(list("abcdefghij"), [9, 8, 7, 6, 5, 4, 3, 2, 1, 1], num_documents=12, vocab_size=60)
 TARGETS = Targets.from_lists([[0], [0, 3], [1, 9], [2], [0, 1], [4], [5, 0], [6], [7], [8], [0], [1]])

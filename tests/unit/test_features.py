@@ -11,8 +11,9 @@ import torch
 
 from datamodules.batch import Batch, Targets
 from datamodules.errors import UserError
-from datamodules.rows import CHUNK, SCHEMA, EncodedRow, EncodedRows, RowWriter, pad, pad_values
+from datamodules.rows import CHUNK, SCHEMA, EncodedRows, pad, pad_values
 from datamodules.vocab import FeatureVocabulary, Vocabulary
+from tests.unit.encoded import EncodedRow, RowWriter
 from tests.unit.vocabularies import build_features, build_words
 
 TEXTS = ["a:1 b:0.5", "b:2 c:1e-2 d:-3", "b c:0"]

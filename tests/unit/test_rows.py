@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from datamodules.rows import CHUNK, Columns, EncodedRow, EncodedRows, Lists, RowWriter, pad, stored_columns
+from datamodules.rows import CHUNK, Columns, EncodedRows, Lists, pad, stored_columns
 from datamodules.samplers import LengthBatches
+from tests.unit.encoded import EncodedRow, RowWriter
 
 PAD = 7
 
