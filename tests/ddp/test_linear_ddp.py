@@ -104,6 +104,8 @@ def test_a_signal_within_the_fit_ends_it(engine, tmp_path, head, number, code, l
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # a shell lets what runs in its background ignore Ctrl-C, these tests too
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         working = children_of(run)

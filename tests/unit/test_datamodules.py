@@ -190,6 +190,9 @@ def test_a_fetched_corpus_is_found_again(tmp_path):
 
 def test_the_message_says_where_it_looked(tmp_path, monkeypatch):
     monkeypatch.setenv("ZOO_DATA", str(tmp_path / "data"))
+    with pytest.raises(UserError, match=r"no such folder: \S+ \(--data.root\)"):
+        _ = reuters(tmp_path, root=str(tmp_path / "root")).corpus
+    (tmp_path / "root").mkdir()
     with pytest.raises(CorpusMissingError) as caught:
         _ = reuters(tmp_path, root=str(tmp_path / "root")).corpus
     message = str(caught.value)

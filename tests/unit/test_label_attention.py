@@ -83,7 +83,7 @@ def test_only_the_wanted_gradient_is_made(wanted):
     expected = gradients(attend(*tensors, mask), tensors)[wanted]
     alone = [tensor.detach().requires_grad_(i == wanted) for i, tensor in enumerate(tensors)]
     (got,) = gradients(attend(*alone, mask), [alone[wanted]])
-    assert torch.equal(got, expected)
+    assert torch.allclose(got, expected, rtol=1e-12, atol=1e-12)  # some processors add up in another order
 
 
 @cases
