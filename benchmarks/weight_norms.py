@@ -3,7 +3,7 @@
     python benchmarks/weight_norms.py eurlex --data.limit_train=6000 --picture docs/weight_norms.svg
 
 Fits a one-vs-rest SVM to all labels, and one to frequent and one to rare labels with augmented documents; prints rank
-correlations, and how much longer the weights of frequent labels are. Needs matplotlib: pip install '.[benchmarks]'.
+correlations, and how much longer the weights of frequent labels are.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from callbacks.averaging import StageAveraging
 from callbacks.last import LastCheckpoint
+from callbacks.predictions import KeepPredictions
 from callbacks.progress import StageProgressBar
 from callbacks.report import RunReport
 from callbacks.schedule import StageSchedule
@@ -10,6 +11,7 @@ from callbacks.tail_augment import TailAugment
 from callbacks.warmup import WarmupDecay
 
 __all__ = [
+    "KeepPredictions",
     "LastCheckpoint",
     "RunReport",
     "Stage",

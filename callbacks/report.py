@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.loggers import WandbLogger
 from rich.console import Console, Group
 from rich.markup import escape
@@ -44,15 +47,17 @@ class RunReport(pl.Callback):
     def __init__(self, title: str, facts: Mapping[str, Any] | None = None, folder: Path | None = None) -> None:
         self.title, self.facts, self.folder = title, dict(facts or {}), folder
         self.seconds = 0.0  # of training, in all parts of a continued run
+        self.memory: dict[str, float] = {}  # MB at most, likewise
         self.started: float | None = None
         self.has_fitted = False
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seconds": self._seconds_so_far()}
+        return {"seconds": self._seconds_so_far(), "memory": highest(self.memory, peak_memory())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if not self.has_fitted:  # the test after a fit loads the best checkpoint, whose seconds are among ours
             self.seconds = float(state_dict.get("seconds", 0.0))
+            self.memory = dict(state_dict.get("memory", {}))
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.started = time.monotonic()
@@ -78,6 +83,7 @@ class RunReport(pl.Callback):
         return self.seconds + (0.0 if self.started is None else time.monotonic() - self.started)
 
     def _report(self, trainer: pl.Trainer, module: pl.LightningModule, split: str) -> None:
+        memory = highest_of_all_processes(trainer, highest(self.memory, peak_memory()))
         if not trainer.is_global_zero:
             return
         prefix = f"{split}/"
@@ -88,6 +94,7 @@ class RunReport(pl.Callback):
             "split": split,
             "seconds": round(self.seconds, 1),
             "epochs": trainer.current_epoch,
+            "peak_memory_mb": memory,
             "parameters": sum(p.numel() for p in module.parameters()),
             "vector_coverage": getattr(trainer.datamodule, "vector_coverage", None),  # type: ignore[attr-defined]
         }
@@ -130,6 +137,28 @@ def tables(title: str, metrics: Mapping[str, float]) -> Group:
         line.format(*f1["0.5"], "0.5"),
         line.format(*f1["tuned"], f"{metrics['threshold']:.3f}, the threshold tuned on validation"),
     )
+
+
+def peak_memory() -> dict[str, float]:
+    """MB that this process, or the largest that it has started, had in memory at most; `gpu` is what torch held."""
+    largest = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    found = {"host": largest / (2**20 if sys.platform == "darwin" else 2**10)}
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.max_memory_allocated() / 2**20
+    return {place: round(value, 1) for place, value in found.items()}
+
+
+def highest(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {place: max(one.get(place, 0.0), other.get(place, 0.0)) for place in {**one, **other}}
+
+
+def highest_of_all_processes(trainer: pl.Trainer, memory: dict[str, float]) -> dict[str, float]:
+    if trainer.world_size > 1:
+        every: list[Any] = [None] * trainer.world_size
+        torch.distributed.all_gather_object(every, memory)
+        for other in every:
+            memory = highest(memory, other)
+    return memory
 
 
 def percent(value: float) -> str:

@@ -13,9 +13,6 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from filelock import FileLock
-from rich.console import Console
-from rich.markup import escape
-from rich.panel import Panel
 from scipy.sparse import csr_array
 from torch.utils.data import DataLoader
 
@@ -25,7 +22,7 @@ from datamodules.errors import UserError
 from datamodules.files import written_whole
 from datamodules.label_texts import read_label_texts
 from datamodules.prepare import Corpus, Prepared, Settings, cache_errors, prepare
-from datamodules.progress import is_first_process
+from datamodules.progress import note, warn_panel
 from datamodules.rows import EncodedRows, pad
 from datamodules.sample import SampleCorpus, sample_corpus
 from datamodules.samplers import LengthBatches
@@ -291,14 +288,3 @@ def find_file(path: str) -> Path | None:
     if root := os.environ.get("ZOO_DATA"):
         places.append(Path(root).expanduser() / path)
     return next((place for place in places if place.is_file()), None)
-
-
-def note(line: str) -> None:
-    """A line for the person at the terminal, from the first process only."""
-    if is_first_process():
-        Console(stderr=True).print(f"[dim]·[/] {escape(line)}", highlight=False, soft_wrap=True)
-
-
-def warn_panel(title: str, text: str) -> None:
-    if is_first_process():
-        Console(stderr=True).print(Panel(escape(text), title=title, style="bold yellow"))

@@ -12,12 +12,13 @@ from typing import Any, ClassVar
 from filelock import FileLock
 
 from datamodules.archives import Origin, fetch
-from datamodules.base import CorpusMissingError, TextDataModule, note
+from datamodules.base import CorpusMissingError, TextDataModule
 from datamodules.download import DownloadError
 from datamodules.errors import UserError
 from datamodules.files import to_disk
 from datamodules.label_texts import SUFFIXES
 from datamodules.prepare import Corpus, cache_errors
+from datamodules.progress import note
 from datamodules.published import Published
 from datamodules.readers import Format
 from datamodules.statistics import compare, of_prepared

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from datamodules.base import TextDataModule, note
+from datamodules.base import TextDataModule
 from datamodules.errors import UserError
 from datamodules.hub import ask_hub, reason
 from datamodules.prepare import Corpus, Source
+from datamodules.progress import note
 from datamodules.readers import BadRows, Document, Format, RowError, document_of
 
 USUAL = {"val": ("validation", "valid", "val", "dev"), "test": ("test",)}  # names of splits

@@ -1,4 +1,4 @@
-"""One look for every progress bar, on the first process only."""
+"""What a person at the terminal sees: lines, panels and progress bars of one look, from the first process only."""
 
 from __future__ import annotations
 
@@ -10,12 +10,25 @@ from typing import BinaryIO
 
 import rich.progress
 from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
 def is_first_process() -> bool:
     """True unless a launcher made this process as another rank."""
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "NODE_RANK", "SLURM_PROCID", "LOCAL_RANK"))
+
+
+def note(line: str) -> None:
+    """A line for the person at the terminal, from the first process only."""
+    if is_first_process():
+        Console(stderr=True).print(f"[dim]·[/] {escape(line)}", highlight=False, soft_wrap=True)
+
+
+def warn_panel(title: str, text: str) -> None:
+    if is_first_process():
+        Console(stderr=True).print(Panel(escape(text), title=title, style="bold yellow"))
 
 
 @contextmanager

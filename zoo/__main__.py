@@ -1,4 +1,4 @@
-from zoo.cli import main
+from zoo.start import main
 
 if __name__ == "__main__":
     main()

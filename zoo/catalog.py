@@ -17,10 +17,14 @@ import backbones
 import callbacks
 import datamodules
 import heads
-from datamodules.base import note
+from datamodules.progress import note
 from zoo import optimizers
+from zoo.verbs import first_sentence
 
 GROUP = "zoo.plugins"
+PARTS = [heads, backbones, datamodules, callbacks, optimizers]
+for part in PARTS:
+    inspect.getmembers(part)  # imports what a package offers: a short name in YAML is looked up among known classes
 KINDS: dict[str, type] = {
     "heads": heads.Head,
     "backbones": backbones.Backbone,
@@ -49,14 +53,13 @@ def list_parts(experiments: str = "experiments") -> None:
         experiments: folder of experiment files.
     """
     console = Console()
-    own = [heads, backbones, datamodules, callbacks, optimizers]
-    modules = [*own, *load_plugins()]
+    modules = [*PARTS, *load_plugins()]
     for kind, base in KINDS.items():
         table = plain_table(kind)
         for module in modules:
             for name, member in inspect.getmembers(module, inspect.isclass):
                 if issubclass(member, base) and not inspect.isabstract(member):
-                    origin = "" if module in own else f"  \\[{module.__name__}]"
+                    origin = "" if module in PARTS else f"  \\[{module.__name__}]"
                     table.add_row(name, first_sentence(inspect.getdoc(member)) + origin)
         console.print(table)
     table = plain_table("experiments")
@@ -67,11 +70,6 @@ def list_parts(experiments: str = "experiments") -> None:
 
 def plain_table(title: str) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, padding=(0, 2))
-
-
-def first_sentence(text: str | None) -> str:
-    """Up to the first full stop that ends a sentence."""
-    return " ".join((text or "").split()).split(". ")[0].rstrip(".")
 
 
 def leading_comment(file: Path) -> str:

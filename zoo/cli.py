@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import pkgutil
 import signal
 import sys
@@ -22,21 +20,21 @@ from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from callbacks import LastCheckpoint, RunReport, Stage, StageAveraging, StageProgressBar, StageSchedule
+from callbacks import KeepPredictions, LastCheckpoint, RunReport, Stage, StageAveraging, StageProgressBar, StageSchedule
 from datamodules import TextDataModule
-from datamodules.base import note
 from datamodules.errors import UserError, first_line
-from datamodules.progress import is_first_process
+from datamodules.progress import is_first_process, note
 from zoo.catalog import list_parts, load_plugins
 from zoo.checkpoint import WholeCheckpoints, read_checkpoint
 from zoo.data import run_data
 from zoo.labels import add_labels
 from zoo.module import ZooModule
-from zoo.parser import OneLineParser, fail, resolve_files, run_verb
+from zoo.parser import OneLineParser, resolve_files
 from zoo.predict import predict
 from zoo.rerank import rerank
 from zoo.runs import WandbSettings, close_run, drop_rows_after, make_loggers, run_folder
 from zoo.tree import show_tree
+from zoo.verbs import explain, one_line_errors, run_verb
 
 VERBS: dict[str, Callable[..., None]] = {
     "predict": predict,
@@ -63,6 +61,7 @@ DESCRIPTION = (
 )
 BEST = {"monitor": "val/nDCG@5", "mode": "max", "filename": "best", "enable_version_counter": False}
 SHARDED = ("fsdp", "deepspeed", "xla", "single_xla")  # strategies that the stages cannot serve
+MENDABLE = (MisconfigurationException,)  # beside our own: Lightning says by it what a person can put right
 HINT = " (ZOO_TRACEBACK=1 shows where it came from)"
 
 
@@ -165,7 +164,9 @@ class ZooCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except (ValueError, RuntimeError) as error:
-            raise UserError(explain(error) or f"the settings do not fit: {first_line(error)}{HINT}") from error
+            raise UserError(
+                explain(error, (MisconfigurationException,)) or f"the settings do not fit: {first_line(error)}{HINT}"
+            ) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The corpus is known by now: a run on the sample says so in its folder, its name and its tables."""
@@ -192,10 +193,16 @@ class ZooCLI(LightningCLI):
             "data": self.datamodule.corpus_name,
             "sample": sample,
             "seed": self._get(self.config, "seed_everything"),
+            "backbone": type(self.model.backbone).__name__,
+            "head": type(self.model.head).__name__,
+            "train_documents": self.model.space.num_documents,
+            "limit_train": self.datamodule.settings.limit_train,
+            "labels": self.model.space.num_all,
         }
         corpus = "the built-in sample" if sample else self.datamodule.corpus_name
         report = RunReport(f"{self.experiment} on {corpus}", self.facts, folder)
-        self.trainer_defaults["callbacks"] = [*self.training_callbacks(), report]
+        keep = [KeepPredictions(folder)] if folder else []
+        self.trainer_defaults["callbacks"] = [*self.training_callbacks(), *keep, report]
         return super().instantiate_trainer(**kwargs)
 
     def training_callbacks(self) -> list[Callback]:
@@ -295,29 +302,9 @@ def run(argv: list[str]) -> None:
 
 def main(args: list[str] | None = None) -> None:
     """What a person can put right ends in one line and exit code 2."""
-    try:
-        run(list(sys.argv[1:] if args is None else args))
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped\n")
-        raise SystemExit(130) from None
-    except SIGTERMException:
-        sys.stderr.write("stopped by SIGTERM; `--ckpt_path last` goes on from here\n")
-        raise SystemExit(128 + signal.SIGTERM) from None
-    except BrokenPipeError:  # whoever reads our output has gone: nothing is left to say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(1) from None
-    except Exception as error:
-        if "ZOO_TRACEBACK" in os.environ or (message := explain(error)) is None:
-            raise
-        fail(message)
-
-
-def explain(error: BaseException | None) -> str | None:
-    """The line for a person, if this error or one behind it (jsonargparse wraps them) is a person's to mend."""
-    while error is not None:
-        if isinstance(error, UserError | MisconfigurationException):
-            return " ".join(str(error).split())
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            return f"the disk is full ({error.filename or 'no file named'}): free some space and run again"
-        error = error.__cause__ or error.__context__
-    return None
+    with one_line_errors(also=MENDABLE):
+        try:
+            run(list(sys.argv[1:] if args is None else args))
+        except SIGTERMException:
+            sys.stderr.write("stopped by SIGTERM; `--ckpt_path last` goes on from here\n")
+            raise SystemExit(128 + signal.SIGTERM) from None

@@ -12,17 +12,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from datamodules.base import note
 from datamodules.check import Check
 from datamodules.convert import Converter, files_for
 from datamodules.errors import UserError
 from datamodules.folder import NamedCorpus
+from datamodules.progress import note
 from datamodules.readers import Format
 from datamodules.statistics import Statistics, compare, count_corpus
-from zoo.catalog import first_sentence, plain_table
+from zoo.catalog import plain_table
 from zoo.corpora import find_corpus, find_named, named_corpora, option_names, place_of, published
-from zoo.parser import run_verb
 from zoo.predict import opened_output
+from zoo.verbs import first_sentence, run_verb
 
 WIDE = 200  # columns where nobody sees how many there are, as in a file
 LEAST_NEAR = 0.5  # below it most documents are like most others

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from datamodules.base import note
 from datamodules.errors import UserError
+from datamodules.progress import note
 from datamodules.readers import Format, read_documents
 from zoo.checkpoint import check_target
 from zoo.predict import FirstBadRow

@@ -15,9 +15,9 @@ from torchmetrics import MeanMetric
 from backbones import Backbone, Features
 from callbacks import Stage, WarmupDecay
 from datamodules import Batch, LabelSpace, TextDataModule
-from datamodules.base import note
 from datamodules.errors import UserError, first_line
 from datamodules.prepare import SPLITS
+from datamodules.progress import note
 from datamodules.vocab import Vocabulary
 from heads import Head, Ranking
 from zoo.metrics import RankingMetrics
@@ -149,13 +149,13 @@ class ZooModule(pl.LightningModule):
         if not self.trainer.strategy.reduce_boolean_decision(bool(self.finite), all=True):
             raise UserError("the loss is no longer finite: lower the learning rate, --model.optimizer.lr")
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._measure(self.val_metrics, batch)
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
+        return {"ranking": self._measure(self.val_metrics, batch)}  # for callbacks
 
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self._measure(self.test_metrics, batch)
+    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
+        return {"ranking": self._measure(self.test_metrics, batch)}
 
-    def _measure(self, metrics: RankingMetrics, batch: Batch) -> None:
+    def _measure(self, metrics: RankingMetrics, batch: Batch) -> Ranking:
         features, counted = self(batch), batch.rows >= 0
         rankings = self.head.rankings(features, min(self.depth, self.space.num_labels))
         for name, ranking in rankings.items():
@@ -167,6 +167,7 @@ class ZooModule(pl.LightningModule):
             if name not in self.checks:
                 self.checks[name] = MeanMetric(nan_strategy="ignore").to(self.device)
             self.checks[name].update(values[counted])
+        return rankings[""]
 
     def _measure_parts(self, split: str) -> None:
         """Log what matters of the head's parts, each under its name, and the head's own numbers."""

@@ -1,85 +1,29 @@
-"""The command line: experiments put together from their parts, and mistakes in one line."""
+"""Experiments put together from their parts, before LightningCLI reads them."""
 
 from __future__ import annotations
 
 import difflib
-import re
-import sys
-from collections.abc import Callable
 from dataclasses import fields
-from inspect import signature
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
-from jsonargparse import auto_cli
 from pytorch_lightning.cli import LightningArgumentParser
 
 from callbacks import Stage
 from datamodules.errors import UserError
-from zoo.catalog import first_sentence
 from zoo.checkpoint import read_checkpoint
+from zoo.verbs import OneLine
 
-LONGEST = 400  # characters of a line that a person still reads
-NOISE = re.compile(r"^\s*(Subtypes:|Given value type:|Given value:|Errors:|- Expected a <class 'NoneType'>)")
 SECTIONS = {"trainer", "model", "data", "stages", "best", "last", "wandb"}  # of settings
 STAGE_SETTINGS = tuple(field.name for field in fields(Stage))
 CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}
-BOOLEANS = {"true", "false", "yes", "no"}
-COMMANDS = "fit, validate, test, predict, add-labels, rerank, tree, data and list"
 SETTINGS = {"seed_everything", "name", "runs", "final_test", "ckpt", "ckpt_path", "from_stage"}
 
 
-class OneLineParser(LightningArgumentParser):
-    """Prints what is wrong without the usage text, and exits with code 2."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # No abbreviations: a misspelt key must not pass for another.
-        super().__init__(*args, **{"allow_abbrev": False} | kwargs)
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        fail(condense(message))
-
-
-def fail(message: str) -> NoReturn:
-    sys.stderr.write(f"error: {message if len(message) <= LONGEST else message[:LONGEST] + ' ...'}\n")
-    raise SystemExit(2)
-
-
-def condense(message: str) -> str:
-    """A jsonargparse message, which may be a page, as one line that says what to do."""
-    lines = [line.strip(" -") for line in message.splitlines() if not NOISE.match(line)]
-    text = " ".join(line for line in lines if line and "does not validate against any" not in line.lower())
-    text = re.sub(r"\s+", " ", text).strip()
-    if found := re.search(r"dot import path string: (\S+)", text):
-        key = re.search(r'Parser key "([^"]+)"', text)
-        where = f"{key[1]}: " if key else ""
-        return f"{where}there is no {found[1]!r}; see `python -m zoo list`, or give a dotted path"
-    if "arguments are required" in text and ".model." in text:
-        return f"{text}; give an experiment with --config, see `python -m zoo list`"
-    if '"subcommand"' in text:
-        return f"{text.rstrip('.')}; the commands are {COMMANDS}"
-    if "is not accepted" in text:
-        return f"{text}; `--print_config` shows the keys there are"
-    return text
-
-
-def run_verb(verb: Callable[..., None], name: str, argv: list[str], positional: bool = False) -> None:
-    """Call a typed function with arguments from the command line; `positional` ones come without their names."""
-    prog, about = f"python -m zoo {name}", first_sentence(verb.__doc__)
-    args = spell_out(argv, verb)
-    auto_cli(verb, args=args, as_positional=positional, parser_class=OneLineParser, prog=prog, description=about)
-
-
-def spell_out(argv: list[str], verb: Callable[..., None]) -> list[str]:
-    """Arguments with `--flag` as `--flag=true`, which is what the parser takes."""
-    flags = {f"--{name}" for name, parameter in signature(verb).parameters.items() if parameter.default is False}
-    following = [*argv, "--"][1:]
-    return [
-        f"{argument}=true" if argument in flags and after.lower() not in BOOLEANS else argument
-        for argument, after in zip(argv, following, strict=True)
-    ]
+class OneLineParser(OneLine, LightningArgumentParser):
+    """Lightning's, with mistakes in one line."""
 
 
 def resolve_files(argv: list[str], folder: Path) -> list[str]:

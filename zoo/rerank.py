@@ -16,10 +16,9 @@ from torch import Tensor
 
 from backbones import Features
 from datamodules import Targets, TextDataModule
-from datamodules.base import note
 from datamodules.batch import LabelSpace
 from datamodules.errors import UserError, first_line
-from datamodules.progress import progress_bar
+from datamodules.progress import note, progress_bar
 from datamodules.vocab import Vocabulary
 from heads import Ranking, Rerank
 from zoo.checkpoint import ORIGIN, build, check_target, read_checkpoint, save, with_settings

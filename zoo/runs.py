@@ -20,10 +20,9 @@ from lightning_fabric.loggers.logger import rank_zero_experiment
 from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
 from pytorch_lightning.loggers.csv_logs import ExperimentWriter
 
-from datamodules.base import note
 from datamodules.errors import UserError, first_line
 from datamodules.files import written_whole
-from datamodules.progress import is_first_process
+from datamodules.progress import is_first_process, note
 
 FOLDER_VARIABLE = "ZOO_RUN_FOLDER"  # tells the processes that a launcher starts where the first one writes
 RUN_NAME = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(-sample)?(?:-(\d+))?")

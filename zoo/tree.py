@@ -9,9 +9,9 @@ from json import dumps
 from rich.console import Console
 from rich.table import Table
 
-from datamodules.base import note
 from datamodules.batch import LabelSpace
 from datamodules.errors import UserError
+from datamodules.progress import note
 from heads import TreeHead
 from heads.label_tree import ancestor
 from heads.tree_search import LabelTree

@@ -1,0 +1,121 @@
+"""The table that the README opens with: every method of the zoo on Reuters and on EURLEX57K.
+
+    python benchmarks/whole_zoo.py --jobs 2 --encoder FOLDER
+
+Networks train on all of Reuters and on a seeded part of EURLEX57K, for fewer epochs than in their files; linear models
+on that part too, and on the whole. Started again, it repeats only what is missing, and ends in the table. `--encoder`
+is a small transformer of Hugging Face's, by its folder or name; without it, methods that need one are left out.
+`--only` takes names of experiments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+from jobs import fit, side_by_side
+
+PART = ("--data.limit_train=6000", "--data.limit_val=1000")
+SHORT = (*PART, "--data.max_length=100", "--data.batch_size=40")  # for networks on EURLEX57K
+NARROW = (*SHORT, "--model.backbone.hidden=100")
+TINY = ("--data.max_length=48", "--data.batch_size=16")  # for transformers
+Settings = dict[str, tuple[str, ...]]
+
+
+def stages(**epochs: int) -> tuple[str, ...]:
+    return tuple(f"--stages.{name}.epochs={number}" for name, number in epochs.items())
+
+
+def averaged(start: int, *names: str) -> tuple[str, ...]:
+    """Average weights from this epoch on."""
+    return tuple(f"--stages.{name}.average_from={start}" for name in names)
+
+
+TREE = (*stages(clusters=3, labels=5), *averaged(2, "clusters"), *averaged(3, "labels"))
+REUTERS: Settings = {
+    "lsfa_reuters": (*stages(representation=5), *averaged(3, "representation")),
+    "joint_reuters": stages(main=8),
+    "httn_reuters": stages(head=8),
+    "ehttn_reuters": stages(head=8),
+    "imprinting_reuters": stages(head=8),
+    "attentionxml_reuters": (*stages(main=5), *averaged(3, "main")),
+    "lightattention_reuters": (*stages(main=5), *averaged(3, "main")),
+    "attentionxml_tree_reuters": TREE,
+    "lsan_reuters": stages(main=5),
+    "bbn_reuters": (*stages(main=6), "--model.head.epochs=6"),
+    "taug_bilstm_reuters": stages(head=6, tail=6),
+    "wide_reuters": stages(main=6),
+    "svm_reuters": (),
+    "parabel_reuters": (),
+    "bonsai_reuters": (),
+    "taug_bonsai_reuters": (),
+    "ranknet_svm_reuters": (),
+}
+EURLEX_PART: Settings = {
+    "lsfa_eurlex": (*NARROW, *stages(representation=8)),
+    "joint_eurlex": (*NARROW, *stages(main=8)),
+    "svm_eurlex": PART,
+    "parabel_eurlex": PART,
+    "bonsai_eurlex": PART,
+    "ranknet_bonsai_eurlex": PART,
+    "taug_bonsai_eurlex": PART,
+    "ranknet_taug_eurlex": PART,
+    "httn_eurlex": (*NARROW, *stages(head=8)),
+    "xmlcnn_eurlex": (*SHORT, *stages(main=8)),
+    "bow_eurlex": (*PART, *stages(main=8), "--model.lr_scheduler.T_max=8"),
+    "ltmcp_eurlex": (*NARROW, *stages(head=8)),
+    "attentionxml_eurlex": (*NARROW, *stages(main=8)),
+    "lightattention_eurlex": (*NARROW, *stages(main=8)),
+    "attentionxml_tree_eurlex": (*SHORT, "--model.backbone.encoder.hidden=100", *stages(clusters=4, labels=8)),
+    "ranknet_lsfa_eurlex": (*NARROW, *stages(representation=8)),
+}
+EURLEX: Settings = {"parabel_eurlex": (), "bonsai_eurlex": (), "svm_eurlex": ()}
+WITH_ENCODER: dict[str, Settings] = {
+    "whole": {"mexml_reuters": (*TINY, *stages(experts=1, diverse=2))},
+    "part": {
+        "mexml_eurlex": (*PART, *TINY, *stages(experts=1, diverse=2)),
+        "bert_eurlex": (*PART, *TINY, *stages(main=3)),
+        "lightxml_eurlex": (*PART, *TINY, *stages(main=3), *averaged(2, "main")),
+        "aplc_eurlex": (*PART, *TINY, *stages(main=3), "--model.head.hidden=384"),
+    },
+}
+COLUMNS = "P@1,P@3,P@5,nDCG@5,PSP@1,PSP@3,PSP@5,macroF@5/few,macroF@5/all"
+
+
+def one(runs: Path, experiment: str, options: tuple[str, ...]) -> None:
+    """A run that fails is named, and the others go on."""
+    try:
+        fit(runs, experiment, "--config", f"experiments/{experiment}.yaml", "--seed_everything=0", *options)
+    except subprocess.CalledProcessError:
+        print(f"{experiment} failed: see {runs / experiment}.log", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--encoder")
+    parser.add_argument("--only", nargs="+")
+    parser.add_argument("--out", type=Path, default=Path("runs/whole_zoo"))
+    options = parser.parse_args()
+    plan = [("whole", REUTERS), ("part", EURLEX_PART), ("whole", EURLEX)]
+    if options.encoder:
+        own = f"--model.backbone.name={options.encoder}"
+        for place, runs in WITH_ENCODER.items():
+            plan.append((place, {name: (*settings, own) for name, settings in runs.items()}))
+    plan.append(("whole", {"best_eurlex": ()}))  # the longest
+    tasks = [
+        partial(one, options.out / place, name, settings)
+        for place, runs in plan
+        for name, settings in runs.items()
+        if not options.only or name in options.only
+    ]
+    side_by_side(tasks, options.jobs)
+    command = [sys.executable, "-m", "zoo", "compare", str(options.out), "--columns", COLUMNS]
+    subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    main()
