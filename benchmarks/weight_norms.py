@@ -17,7 +17,6 @@ from jobs import markdown
 from scipy.stats import spearmanr
 from tail_labels import CORPORA, FRACTION, WAYS, experiment, run
 
-from heads import Decoupled, OneVsRestSvm
 from zoo.checkpoint import rebuild
 
 SVM = {"class_path": "OneVsRestSvm", "init_args": {"prune": 0}}
@@ -36,10 +35,9 @@ def norms(options: argparse.Namespace, model: str) -> tuple[torch.Tensor, torch.
         config = experiment(options.corpus, SVM, [("fit", ["fit"])])
     folder, _ = run(options, f"norms-{options.corpus}-{model.replace(' ', '-')}", config)
     module = rebuild(folder / "checkpoints" / "last.ckpt")
-    head = module.head
-    parts = [part.inner for part in head.parts.values()] if isinstance(head, Decoupled) else [head]
-    assert all(isinstance(part, OneVsRestSvm) for part in parts)
-    return torch.tensor(module.space.counts), torch.cat([part.norms for part in parts])
+    lengths = module.head.weight_norms()
+    assert lengths is not None
+    return torch.tensor(module.space.counts), lengths
 
 
 def row(model: str, counts: torch.Tensor, lengths: torch.Tensor) -> list[str]:

@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--out", type=Path, default=Path("runs/whole_zoo"))
     options = parser.parse_args()
-    plan = [("whole", REUTERS), ("part", EURLEX_PART), ("whole", EURLEX)]
+    plan = [("part", EURLEX_PART), ("whole", REUTERS), ("whole", EURLEX)]
     if options.encoder:
         own = f"--model.backbone.name={options.encoder}"
         for place, runs in WITH_ENCODER.items():

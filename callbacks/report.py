@@ -18,8 +18,12 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
 
+from callbacks.evidence import collect
+from datamodules.base import TextDataModule
 from datamodules.batch import LabelSpace
+from datamodules.errors import first_line
 from datamodules.files import written_whole
+from datamodules.progress import note
 
 KS = (1, 3, 5)
 RANKING = ("P", "nDCG", "PSP", "PSnDCG", "R", "RP")
@@ -108,6 +112,26 @@ class RunReport(pl.Callback):
             rows = [[name, value] for name, value in metrics.items()]
             run.log({"results": wandb.Table(columns=["metric", title], data=rows)})
             run.summary.update(facts)
+        if self.folder is not None:
+            self._show(trainer, module, split)
+
+    def _show(self, trainer: pl.Trainer, module: pl.LightningModule, split: str) -> None:
+        """Keep what a report shows of the model, and send its pictures to W&B."""
+        data, folder = trainer.datamodule, self.folder  # type: ignore[attr-defined]
+        assert folder is not None
+        try:
+            if isinstance(data, TextDataModule):
+                collect(module, data, folder, split).save(folder)
+            if runs := wandb_runs(trainer):
+                import wandb
+
+                from callbacks.pictures import of_run
+
+                images = {f"pictures/{name}": wandb.Image(figure) for name, figure in of_run(folder).items()}
+                for run in runs:
+                    run.log(images)
+        except Exception as error:  # the results are there: a run of hours must not die of its pictures
+            note(f"the pictures of this run are left out: {first_line(error)}")
 
 
 def tables(title: str, metrics: Mapping[str, float]) -> Group:

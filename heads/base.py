@@ -107,6 +107,14 @@ class Head(nn.Module, ABC):
         """Numbers of its own for each validation and test document, (batch,), by name; NaN where there is none."""
         return {}
 
+    def weight_norms(self) -> Tensor | None:
+        """Length of the weights of each label, without its bias, (num_labels,); None where it has none of its own."""
+        return None
+
+    def attention_weights(self, features: Features, labels: Tensor) -> Tensor | None:
+        """How much each of `labels` (batch, n) looks at each token, (batch, n, length); None where labels do not."""
+        return None
+
     @property
     def pending(self) -> tuple[str, ...]:
         """Transitions without which the head is of no use: some stage that is to come must name them in `on_enter`."""

@@ -79,6 +79,10 @@ class BBN(DenseHead):
     def forward(self, features: Features) -> Tensor:
         return self.scores(features.pooled, features.pooled, 0.5)
 
+    def weight_norms(self) -> Tensor:
+        norms: Tensor = self.classifier.weight.norm(dim=1)
+        return norms
+
     def loss(self, features: Features, targets: Targets, stage: str) -> dict[str, Tensor]:
         one, other = self._pairs(features)
         logits = self.scores(features.pooled[one], features.pooled[other], self.mix)

@@ -167,6 +167,10 @@ class Decoupled(Head):
         scores = (self.slope[place] * logits_of(best.scores) + self.shift[place]).sigmoid().float()
         return Ranking(scores * (best.labels >= 0), best.labels)
 
+    def weight_norms(self) -> Tensor | None:
+        norms = [part.inner.weight_norms() for part in self.parts.values()]
+        return None if any(part is None for part in norms) else torch.cat([part for part in norms if part is not None])
+
     def checks(self, features: Features, targets: Targets) -> dict[str, Tensor]:
         parts = [(name, part) for name, part in self.parts.items() if not part.pending]
         return {f"{n}/{what}": value for n, part in parts for what, value in part.checks(features, targets).items()}

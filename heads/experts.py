@@ -17,7 +17,7 @@ from datamodules.batch import LabelSpace, Targets
 from datamodules.errors import UserError
 from heads.base import Ranking, TransitionContext, check_low, ranked
 from heads.blockwise import Tensors
-from heads.label_attention import LabelwiseHead, attend, attend_pairs, labelwise_bce
+from heads.label_attention import LabelwiseHead, attend, attend_pairs, attention, labelwise_bce
 
 
 @dataclass(frozen=True)
@@ -209,6 +209,15 @@ class Experts(LabelwiseHead):
 
     def each(self) -> list[Expert]:
         return list(self.experts.values())  # type: ignore[arg-type]
+
+    def attention_weights(self, features: Features, labels: Tensor) -> Tensor | None:
+        """Of several experts with attention the mean."""
+        weights = [
+            attention(expert.query[labels], features.states(expert.layer), features.mask)
+            for expert in self.each()
+            if isinstance(expert, AttentionExpert)
+        ]
+        return torch.stack(weights).mean(0) if weights else None
 
     def rankings(self, features: Features, k: int) -> dict[str, Ranking]:
         with torch.autocast(features.pooled.device.type, enabled=False):

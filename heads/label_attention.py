@@ -35,6 +35,12 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = 
     return attended
 
 
+def attention(queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+    """The weights alpha of `attend` themselves, (docs, n, length), for a few queries (docs, n, dim) to look at."""
+    scores = widened(torch.matmul(queries.to(keys.dtype), keys.transpose(1, 2)))
+    return scores.masked_fill(~mask.unsqueeze(1), -torch.inf).softmax(-1)
+
+
 def attend_pairs(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, targets: Targets) -> Tensor:
     """Attention for the (document, label) pairs of `targets` alone, (pairs, width); one of `queries` for each."""
     counts = targets.indptr.diff()
@@ -122,6 +128,10 @@ class LabelwiseHead(DenseHead):
     def queries(self) -> nn.Parameter | None:
         """Vectors of labels that are matched with token states, (num_labels, dim); None where there are none."""
         return None
+
+    def attention_weights(self, features: Features, labels: Tensor) -> Tensor | None:
+        queries = self.queries()
+        return None if queries is None else attention(queries[labels], features.tokens, features.mask)
 
     def forward(self, features: Features) -> Tensor:
         return self.all_labels(features, self.score)

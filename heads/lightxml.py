@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from datamodules.batch import LabelSpace
 from heads.base import check_low
@@ -33,6 +34,10 @@ class LightXML(TreeHead):
         self.needs_layers, self.hidden, self.dropout = layers, hidden, dropout
         self.prior, self.positives = space.prior(), sum(space.counts) / max(space.num_documents, 1)
         self.add_trees()
+
+    def weight_norms(self) -> Tensor:
+        """Of several trees the mean."""
+        return torch.stack([tree.level(tree.last).table.weight[:, :-1].norm(dim=1) for tree in self._trees()]).mean(0)
 
     def make_level(self, nodes: int, depth: int) -> Level:
         width, chance = None, torch.tensor(self.positives / nodes)

@@ -36,3 +36,7 @@ class Linear(DenseHead):
         last = [features.vector(layer) for layer in range(-self.needs_layers, 0)]
         logits: Tensor = self.classifier(self.dropout(self.project(torch.cat(last, dim=-1))))
         return logits
+
+    def weight_norms(self) -> Tensor:
+        norms: Tensor = self.classifier.weight.norm(dim=1)
+        return norms

@@ -9,7 +9,7 @@ from backbones.base import Features
 from datamodules.batch import LabelSpace
 from heads.base import check_low
 from heads.blockwise import Tensors
-from heads.label_attention import LabelwiseHead, attend, widened
+from heads.label_attention import LabelwiseHead, attend, attention, widened
 
 
 class LSAN(LabelwiseHead):
@@ -61,6 +61,16 @@ class LSAN(LabelwiseHead):
 
     def per_label(self) -> Tensors:
         return self.query, self.embedding
+
+    def attention_weights(self, features: Features, labels: Tensor) -> Tensor:
+        """The mixture of both attentions; without a softmax for texts of labels, that of the other alone."""
+        states, inner, values = self.per_token(features)
+        own = attention(self.query[labels], inner, features.mask)
+        if not self.normalize:
+            return own
+        guided = attention(self.embedding[labels], states, features.mask)
+        alpha, beta = (torch.matmul(guided, values[..., :1]).sigmoid(), torch.matmul(own, values[..., 1:2]).sigmoid())
+        return torch.lerp(own, guided, alpha / (alpha + beta))
 
     def score(self, tokens: Tensors, mask: Tensor | None, labels: Tensors) -> Tensor:
         (states, inner, values), (query, embedding) = tokens, labels

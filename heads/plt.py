@@ -17,6 +17,7 @@ from datamodules.batch import LabelSpace, Targets
 from datamodules.errors import UserError
 from heads.base import Head, Ranking, TransitionContext, check_low, top_labels
 from heads.candidates import AttentionLevel, Level
+from heads.label_attention import attention
 from heads.label_tree import balanced_clusters, level_widths, pifa, tfidf
 from heads.tree_search import LabelTree, averaged, likely
 
@@ -217,6 +218,12 @@ class PLT(TreeHead):
         self.hidden, self.layer_per_level = list(hidden), layer_per_level
         self.needs_layers = len(self.widths) + 1 if layer_per_level else 1
         self.add_trees()
+
+    def attention_weights(self, features: Features, labels: Tensor) -> Tensor:
+        """Of labels themselves, not of their clusters; of several trees the mean."""
+        levels = [tree.level(tree.last) for tree in self._trees()]
+        states = features.states(len(self.widths) + 1 if self.layer_per_level else -1)
+        return torch.stack([attention(level.table.weight[labels], states, features.mask) for level in levels]).mean(0)
 
     def make_level(self, nodes: int, depth: int) -> Level:
         layer = depth + 1 if self.layer_per_level else -1

@@ -157,6 +157,11 @@ class PrototypeTransfer(DenseHead):
         logits = torch.cat([head, tail.to(head.dtype)], dim=1)  # Eq. 12
         return logits if self.in_order else logits[:, self.column]
 
+    def weight_norms(self) -> Tensor:
+        """Of an ensemble's members the mean."""
+        head, tail = (classifier[..., : self.hidden].norm(dim=-1) for classifier in (self.head, self.tail))
+        return self.scale.abs() * torch.cat([head, tail.mean(0)])[self.column]
+
     def loss(self, features: Features, targets: Targets, stage: str) -> dict[str, Tensor]:
         if self.is_ready:
             return super().loss(features, targets, stage)

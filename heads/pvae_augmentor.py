@@ -153,6 +153,10 @@ class PvaeAugmentor(LabelwiseHead):
     def activate(self, attended: Tensor) -> Tensor:
         return attended if self.project is None else (attended + self.project.bias).relu()
 
+    def weight_norms(self) -> Tensor | None:
+        weight = self.classifier.weight
+        return weight.norm(dim=1) if len(weight) == self.num_labels else None  # otherwise all share one
+
     def pair_features(self, features: Features, targets: Targets, tokens: Tensors | None = None) -> Tensor:
         """Features of the positive pairs alone, (pairs, width); `tokens` as in `bce`."""
         tokens = self.per_token(features) if tokens is None else tokens

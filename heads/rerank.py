@@ -158,6 +158,12 @@ class Rerank(Head):
     def rank(self, features: Features, k: int) -> Ranking:
         return self.reranked(self.inner.rank(features, self._depth(k)), k)
 
+    def weight_norms(self) -> Tensor | None:
+        return self.inner.weight_norms()
+
+    def attention_weights(self, features: Features, labels: Tensor) -> Tensor | None:
+        return self.inner.attention_weights(features, labels)
+
     def rankings(self, features: Features, k: int) -> dict[str, Ranking]:
         found = self.inner.rankings(features, self._depth(k))
         own = {"": self.reranked(found[""], k)}

@@ -66,10 +66,10 @@ class OneVsRestSvm(LinearEngine):
     def fitted(self) -> bool:
         return self.weights is not None
 
-    @property
-    def norms(self) -> Tensor:
-        """Length of each label's weights, without its bias, (num_labels,): rare labels have short ones."""
-        assert self.weights is not None
+    def weight_norms(self) -> Tensor | None:
+        """Rare labels have short ones."""
+        if self.weights is None:
+            return None
         squares = np.bincount(self.weights.indices, self.weights.data.astype(np.float64) ** 2, self.num_labels)
         return torch.from_numpy(np.sqrt(squares)).float()
 

@@ -79,6 +79,12 @@ class Wide(Head):
         depth = self._depth(k)
         return self._mixed(self.inner.rank(features, depth), self.engine.rank(features, depth), k)
 
+    def weight_norms(self) -> Tensor | None:
+        return self.inner.weight_norms()
+
+    def attention_weights(self, features: Features, labels: Tensor) -> Tensor | None:
+        return self.inner.attention_weights(features, labels)
+
     def rankings(self, features: Features, k: int) -> dict[str, Ranking]:
         depth = self._depth(k)
         found = {name: head.rankings(features, depth) for name, head in self.inner_heads.items()}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 CONFIG = """
@@ -53,6 +54,10 @@ def test_fit_on_two_processes_and_equal_metrics_on_one_and_two(zoo, tmp_path):
     (folder,) = (tmp_path / "runs" / "tiny").iterdir()  # one folder for both processes
     summary = json.loads((folder / "metrics.json").read_text())
     assert summary["metrics"]["P@1"] > 0
+    found = pq.read_table(folder / "predictions.parquet").to_pylist()  # of both, each document once and in order
+    assert [row["row"] for row in found] == list(range(len(found)))
+    counted = [row["labels"][0] in row["truth"] for row in found if row["truth"]]
+    assert sum(counted) / len(counted) == pytest.approx(summary["metrics"]["P@1"], abs=1e-6)
     best = str(folder / "checkpoints" / "best.ckpt")
     one_process = table(zoo("test", "--ckpt", best, "--trainer.accelerator=cpu", "--trainer.devices=1"))
     two_processes = table(zoo("test", "--ckpt", best, "--trainer.accelerator=cpu", *two))

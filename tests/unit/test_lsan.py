@@ -81,3 +81,11 @@ def test_labels_share_all_but_their_two_vectors():
 def test_a_layer_without_width_is_refused(name):
     with pytest.raises(UserError, match=rf"--model\.head\.{name}=.* is too low"):
         LSAN(DIM, SPACE, **{name: 0})
+
+
+def test_what_attention_shows_is_the_mixture_that_is_scored():
+    head, given = made(), features(noise=True)
+    every = torch.arange(SPACE.num_labels).expand(len(LENGTHS), -1)
+    fused = head.attention_weights(given, every) @ given.tokens
+    logits = head.last(torch.relu(head.first(fused))).squeeze(-1)
+    assert torch.allclose(logits, head(given), rtol=1e-4, atol=1e-5)

@@ -134,7 +134,7 @@ def test_small_weights_are_dropped(fitted):
     assert np.array_equal(pruned, np.where(np.abs(whole) >= 0.2, whole, 0))
     assert 0 < engine.weights.nnz < fitted.weights.nnz
     assert np.array_equal(engine.bias, fitted.bias)
-    assert np.allclose(engine.norms, np.linalg.norm(pruned, axis=0), atol=1e-6)
+    assert np.allclose(engine.weight_norms(), np.linalg.norm(pruned, axis=0), atol=1e-6)
 
 
 def test_a_label_of_no_document_and_one_of_all():
@@ -145,8 +145,8 @@ def test_a_label_of_no_document_and_one_of_all():
     engine = OneVsRestSvm(1, space_of(targets))
     engine.fit(Context(counts, targets))
     assert engine.bias[[3, 5]].tolist() == [1, -1]
-    assert engine.norms[[3, 5]].tolist() == [0, 0]
-    assert engine.norms.isfinite().all()
+    assert engine.weight_norms()[[3, 5]].tolist() == [0, 0]
+    assert engine.weight_norms().isfinite().all()
 
 
 def test_documents_without_words_or_labels():
