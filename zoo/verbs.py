@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
+from itertools import islice
+from json import dumps
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, auto_cli
@@ -18,6 +20,7 @@ from datamodules.errors import UserError
 LONGEST = 400  # characters of a line that a person still reads
 NOISE = re.compile(r"^\s*(Subtypes:|Given value type:|Given value:|Errors:|- Expected a <class 'NoneType'>)")
 BOOLEANS = {"true", "false", "yes", "no"}
+WITHOUT_VALUE = {"--help", "--print_config"}
 COMMANDS = "fit, validate, test, predict, compare, report, sweep, add-labels, rerank, tree, data and list"
 
 
@@ -59,6 +62,9 @@ def run_verb(verb: Callable[..., None], name: str, argv: list[str], positional: 
     """Call a typed function with arguments from the command line; `positional` ones come without their names."""
     prog, about = f"python -m zoo {name}", first_sentence(verb.__doc__)
     args = spell_out(argv, verb)
+    parameters = [*signature(verb).parameters.values()]
+    if positional and parameters and parameters[0].annotation == "list[str]":
+        args = as_one_list(args)
     auto_cli(verb, args=args, as_positional=positional, parser_class=OneLine, prog=prog, description=about)
 
 
@@ -70,6 +76,20 @@ def spell_out(argv: list[str], verb: Callable[..., None]) -> list[str]:
         f"{argument}=true" if argument in flags and after.lower() not in BOOLEANS else argument
         for argument, after in zip(argv, following, strict=True)
     ]
+
+
+def as_one_list(args: list[str]) -> list[str]:
+    """Arguments with all that come without a name as one list in front, quoted: paths may have commas and brackets."""
+    values, options = [], []
+    rest = iter(args)
+    for argument in rest:
+        if not argument.startswith("-"):
+            values.append(argument)
+            continue
+        options.append(argument)
+        if argument.startswith("--") and "=" not in argument and argument not in WITHOUT_VALUE:
+            options += islice(rest, 1)
+    return [*([dumps(values, ensure_ascii=False)] if values else []), *options]
 
 
 def first_sentence(text: str | None) -> str:

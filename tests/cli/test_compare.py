@@ -1,0 +1,150 @@
+"""`python -m zoo compare` through the real command line, on runs of the real `fit`."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+from zoo.pairs import read_tested
+from zoo.results import Run, read_runs
+from zoo.start import main
+from zoo.verbs import as_one_list
+
+HEAVY = {"torch", "pytorch_lightning", "callbacks", "heads", "datamodules.base", "datamodules.batch"}
+
+
+@pytest.fixture
+def shown(capsys):
+    def run(*args: str) -> str:
+        capsys.readouterr()
+        main(["compare", *map(str, args)])
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def stops(capsys):
+    """Run a command that must end in exit code 2 and one line; returns the line."""
+
+    def run(*args: str) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main(["compare", *map(str, args)])
+        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert stop.value.code == 2
+        assert len(lines) == 1
+        return lines[0].removeprefix("error: ")
+
+    return run
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write a run folder without training anything."""
+
+    def write(place: str, **facts):
+        folder = tmp_path / place
+        folder.mkdir(parents=True)
+        known = {"experiment": "joint", "data": "reuters", "seed": 0, "head": "Linear", "limit_train": None}
+        (folder / "metrics.json").write_text(json.dumps(known | facts | {"metrics": {"P@1": 0.5}}))
+        return folder
+
+    return write
+
+
+def computed(run: Run) -> dict[str, float]:
+    tested = read_tested(run)
+    assert tested is not None
+    return dict(zip(tested.measurement.names, tested.measurement.point().tolist(), strict=True))
+
+
+def test_what_a_run_has_kept_gives_its_metrics_again(fit, shown):
+    one, other = fit(), fit("--seed_everything=1", "--model.backbone=CNN", "--trainer.max_epochs=6")
+    for run in read_runs([one, other]):
+        found = computed(run)
+        assert found == pytest.approx({name: run.metrics[name] for name in found}, abs=1e-6)
+        for name, value in run.metrics.items():  # nothing is left out but sizes, bins, and groups without labels
+            group = name.partition("/")[2]
+            if not name.startswith("labels/") and "/bin" not in name and name != "threshold":
+                assert name in found or run.metrics[f"labels/{group}"] == value == 0
+    text = shown(one, other, "--by", "backbone,seed", "--significance", "--samples=50", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    first, second = read_runs([one, other])
+    for row in rows:
+        assert (row["data"], row["reference"], row["row"]) == ("sample", "BiLSTM, 0", "CNN, 1")
+        assert float(row["reference_value"]) == pytest.approx(100 * first.metrics[row["metric"]], abs=1e-4)
+        assert float(row["value"]) == pytest.approx(100 * second.metrics[row["metric"]], abs=1e-4)
+    assert {"P@1", "PSP@5", "macroF@5/all", "microF1@tuned"} <= {row["metric"] for row in rows}
+
+
+def test_a_corpus_without_test_documents_is_measured_again_too(fit, tmp_path):
+    lines = [json.dumps({"id": f"d{i}", "text": f"word{i % 3} more", "labels": [f"l{i % 3}"]}) for i in range(40)]
+    (tmp_path / "own.jsonl").write_text("\n".join(lines))
+    (run,) = read_runs([fit("--data=TextFiles", f"--data.train={tmp_path / 'own.jsonl'}")])
+    assert run.data.endswith(", validation")
+    found = computed(run)
+    assert found == pytest.approx({name: run.metrics[name] for name in found}, abs=1e-6)
+
+
+def test_nothing_heavy_is_imported(written):
+    runs = [written("a/1"), written("a/2", seed=1)]
+    script = (
+        "import sys; from zoo.start import main; main(sys.argv[1:]); import zoo.pairs; "
+        f"sys.exit(' '.join({HEAVY!r} & sys.modules.keys()) or 0)"
+    )
+    command = [sys.executable, "-c", script, "compare", *map(str, runs)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "50.00 ± 0.00" in done.stdout
+    assert done.stderr == ""
+
+
+def test_any_number_of_runs_wherever_they_stand(written, shown):
+    names = ["a, b", "[x] y", "{z}: #", "1", "null", "ä😀 'q' \"r\"", "back\\slash"]
+    folders = [written(f"runs/{name}", experiment=name, seed=seed) for seed, name in enumerate(names)]
+    text = shown(*folders[:3], "--by", "data,experiment", "--format=csv", *folders[3:], "--published", "false")
+    assert [row["experiment"] for row in csv.DictReader(io.StringIO(text))] == names
+    assert len(shown("--significance=false", folders[0]).splitlines()) == 3
+
+
+def test_which_values_belong_to_options():
+    assert as_one_list(["a", "b"]) == ['["a", "b"]']
+    assert as_one_list(["a", "--by", "x", "b", "--published=true", "c"]) == [
+        '["a", "b", "c"]',
+        "--by",
+        "x",
+        "--published=true",
+    ]
+    assert as_one_list(["--help"]) == ["--help"]
+    assert as_one_list(["--by"]) == ["--by"]
+
+
+def test_files_by_their_ending(written, shown, tmp_path):
+    folder = written("a/1")
+    for ending, start in {"md": "### reuters", "csv": "data,experiment", "html": "<!DOCTYPE html>"}.items():
+        assert shown(folder, f"--out={tmp_path / 'out'}.{ending}") == ""
+        assert (tmp_path / f"out.{ending}").read_text("utf8").startswith(start)
+
+
+def test_mistakes_end_in_one_line(written, stops, tmp_path):
+    folder = written("a/1")
+    assert "runs" in stops()
+    assert stops(tmp_path / "none") == f"{tmp_path / 'none'} does not exist"
+    assert "did you mean experiment" in stops(folder, "--by=experimet")
+    assert "did you mean P@1" in stops(folder, "--columns=P@11")
+    assert "'table', 'markdown', 'csv', 'html'" in stops(folder, "--format=pdf")
+    assert "--colums" in stops(folder, "--colums=P@1")
+    assert "needs two rows" in stops(folder, "--significance")
+    (folder / "metrics.json").write_text("{")
+    assert "no finished run" in stops(folder)
+
+
+def test_help_says_what_it_does(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", "--help"])
+    assert stop.value.code == 0
+    assert "Compare finished runs" in capsys.readouterr().out
