@@ -41,11 +41,12 @@ PLACES = {
 MODULES = {name: module for module, names in PLACES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
+if not TYPE_CHECKING:
 
+    def __getattr__(name: str) -> Any:
+        if name not in MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
 
-def __dir__() -> list[str]:
-    return [*globals(), *MODULES]
+    def __dir__() -> list[str]:
+        return [*globals(), *MODULES]

@@ -10,10 +10,12 @@ if TYPE_CHECKING:
 __all__ = ["Tag", "Tagger", "load"]
 
 
-def __getattr__(name: str) -> Any:
-    """Imported when asked for: commands that only read files do not wait seconds for Lightning."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from zoo import tagger
+if not TYPE_CHECKING:
 
-    return getattr(tagger, name)
+    def __getattr__(name: str) -> Any:
+        """Imported when asked for: commands that only read files do not wait seconds for Lightning."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from zoo import tagger
+
+        return getattr(tagger, name)

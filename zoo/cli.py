@@ -55,7 +55,8 @@ SILENCED = (
     "smaller than the logging interval",  # true of every small stage
 )
 DESCRIPTION = (
-    "Train and test; further commands: predict (label documents), add-labels (new labels without retraining), "
+    "Train and test; further commands: predict (label documents), compare (runs in one table), report (a page with "
+    "pictures of runs), sweep (many settings of one experiment), add-labels (new labels without retraining), "
     "rerank (rare labels forward, without retraining), tree (which labels a label tree has put together), "
     "data (name, prepare, count, convert and check corpora), list (what there is to choose from)."
 )

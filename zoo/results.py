@@ -209,9 +209,13 @@ def flattened(settings: Any, place: str = "") -> dict[str, Any]:
     """
     if isinstance(settings, list) and settings and all(isinstance(part, dict) and "name" in part for part in settings):
         settings = {part["name"]: {key: part[key] for key in part if key != "name"} for part in settings}
+    found: dict[str, Any] = {}
+    if isinstance(settings, list) and any(isinstance(part, dict) and "class_path" in part for part in settings):
+        for part in settings:  # such as callbacks: an override sets the last that has the key
+            found |= flattened(part, place)
+        return found
     if not isinstance(settings, dict) or not settings:
         return {place: settings}
-    found: dict[str, Any] = {}
     inner = dict(settings)
     if "class_path" in inner:
         found[place] = str(inner.pop("class_path")).rpartition(".")[2]

@@ -282,7 +282,9 @@ def differences(reference: Resampled, other: Resampled) -> list[Difference]:
     """Every metric that both have. p is two-sided: twice the share of resamples on the rarer side of 0.
 
     Resampled differences are first shifted to have the difference itself as their mean. It changes little but for
-    macro metrics: resamples lose labels with few test documents, so that all of them lean to one side. A resample without any difference counts on both sides, p is 1 at most, and never below 1 / samples: so few
+    macro metrics: resamples lose labels with few test documents, so that all of them lean to one side.
+
+    A resample without any difference counts on both sides, p is 1 at most, and never below 1 / samples: so few
     resamples could not show less.
     """
     found = []

@@ -7,16 +7,21 @@ import sys
 
 from zoo.verbs import one_line_errors, run_verb
 
-QUICK = {"compare": "zoo.compare:compare", "report": "zoo.report:report", "sweep": "zoo.sweep:sweep"}
-POSITIONAL = {"compare", "report"}  # their runs come without a name
+QUICK = {"compare": "zoo.compare:compare", "report": "zoo.report:report"}
 
 
 def main(args: list[str] | None = None) -> None:
     argv = list(sys.argv[1:] if args is None else args)
-    if argv and argv[0] in QUICK:
+    command = argv[0] if argv else ""
+    if command in QUICK:
         with one_line_errors():
-            run_verb(pkgutil.resolve_name(QUICK[argv[0]]), argv[0], argv[1:], positional=argv[0] in POSITIONAL)
-        return
-    from zoo import cli
+            run_verb(pkgutil.resolve_name(QUICK[command]), command, argv[1:], positional=True)
+    elif command == "sweep":  # it hands what it does not know to every run
+        from zoo.sweep import run_sweep
 
-    cli.main(argv)
+        with one_line_errors():
+            run_sweep(argv[1:])
+    else:
+        from zoo import cli
+
+        cli.main(argv)

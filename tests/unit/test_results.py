@@ -183,6 +183,8 @@ def test_settings_by_the_keys_that_people_override(make):
     }
     assert flattened({"a": {"class_path": "x.Y", "init_args": None, "dict_kwargs": {"b": 1}}}) == {"a": "Y", "a.b": 1}
     assert flattened({"groups": {}, "betas": [0.9, 0.99]}) == {"groups": {}, "betas": [0.9, 0.99]}
+    callbacks = [{"class_path": "x.Y", "init_args": {"a": 1}}, {"class_path": "x.Z", "init_args": {"b": 2}}]
+    assert flattened({"callbacks": callbacks}) == {"callbacks": "Z", "callbacks.a": 1, "callbacks.b": 2}
 
 
 def test_predictions_and_labels(make, capsys):

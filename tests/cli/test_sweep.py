@@ -1,0 +1,86 @@
+"""Sweeps through the real command line: those in experiments/sweeps are accepted, and a tiny one runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from zoo.cli import main
+from zoo.sweep.axes import first_setting, options_of
+from zoo.sweep.plan import read_plan
+
+FOLDER = Path("experiments", "sweeps")
+OF_WANDB = sorted(FOLDER.glob("wandb_*.yaml"))
+OURS = sorted(set(FOLDER.glob("*.yaml")) - set(OF_WANDB))
+TINY = [
+    "--data=Sample",
+    "--data.num_documents=120",
+    "--data.num_labels=20",
+    "--data.words_per_document=30",
+    "--wandb.mode=disabled",
+    "--trainer.enable_model_summary=false",
+    "--trainer.accelerator=cpu",
+]
+
+
+def printed(capsys, *options):
+    """The configuration that `zoo fit` makes of these options."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", *options, "--print_config"])
+    assert not stop.value.code
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def test_there_are_sweeps_for_the_papers_figures():
+    assert {"httn_draws", "lsfa_head_count", "lsfa_samples", "taug_copies", "taug_fraction"} <= {p.stem for p in OURS}
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
+def test_fit_accepts_them(path, capsys):
+    plan = read_plan(["--sweep", str(path)])
+    setting = first_setting(plan.axes)
+    config = printed(capsys, *plan.fit_options, *options_of(plan.axes, setting))
+    if path.stem == "taug_copies":
+        assert config["trainer"]["callbacks"][0]["init_args"]["copies"] == 0
+    if path.stem == "httn_draws":
+        assert config["model"]["head"]["init_args"]["draws"] == 5
+
+
+@pytest.mark.parametrize("path", OF_WANDB, ids=lambda path: path.stem)
+def test_fit_accepts_what_agents_of_wandb_would_call(path, capsys):
+    sweep = yaml.safe_load(path.read_text())
+    args = [f"--{key}={kind['min']}" for key, kind in sweep["parameters"].items()]  # as its agents write them
+    words = [word for part in sweep["command"] for word in (args if part == "${args}" else [part])]
+    assert words[:5] == ["${env}", "python", "-m", "zoo", "fit"]
+    config = printed(capsys, *words[5:])
+    assert config["model"]["head"]["init_args"]["samples"] == 1
+    assert config["model"]["optimizer"]["init_args"]["lr"] == 3e-4
+    assert sweep["metric"] == {"name": config["best"]["monitor"], "goal": "maximize"}
+
+
+def test_a_sweep_of_two_settings_that_change_two_keys_each(tmp_path):
+    call = "import sys; from zoo.sweep import run_sweep; run_sweep(sys.argv[1:])"
+    key = "model.head.fraction+trainer.callbacks.fraction"
+    args = ["--sweep=experiments/sweeps/taug_fraction.yaml", "--grid", f"{key}=0.3,0.5", "--seeds=1", *TINY]
+    command = [sys.executable, "-c", call, *args, f"--out={tmp_path}/sweep"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    configs = [yaml.safe_load(file.read_text()) for file in tmp_path.glob("sweep/runs/*/*/config.yaml")]
+    both = {
+        (c["model"]["head"]["init_args"]["fraction"], c["trainer"]["callbacks"][0]["init_args"]["fraction"])
+        for c in configs
+    }
+    assert both == {(0.3, 0.3), (0.5, 0.5)}
+    assert "model.head.fraction" in done.stdout
+    assert "best val/nDCG@5" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("python -m zoo fit --config experiments/taug_bonsai_eurlex.yaml")
+    assert done.stderr.count(": val/nDCG@5") == 2
+    rows = (tmp_path / "sweep" / "trials.csv").read_text().splitlines()
+    assert rows[0] == f"number,state,{key},value"
+    assert [row.split(",")[:3] for row in rows[1:]] == [["0", "COMPLETE", "0.3"], ["1", "COMPLETE", "0.5"]]

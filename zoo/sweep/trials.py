@@ -1,0 +1,228 @@
+"""The trials of a sweep as an Optuna study, which any number of processes and machines can share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from datamodules.errors import UserError, first_line
+from zoo.sweep.axes import Axis, grid_settings
+from zoo.sweep.children import Lock, Watch
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
+    from optuna.trial import Trial as Live
+
+NO_VALUE = float("-inf")  # of a trial without a validation value: Optuna takes no trial as complete without one
+OPEN_ATTEMPTS = 5  # several processes may make the tables of a database at once, of which one succeeds
+
+
+@dataclass
+class Trial:
+    """One setting, and what is known of it.
+
+    Args:
+        number: Optuna's.
+        setting: the number of the setting, from 0; a setting that failed gets another trial.
+        attempt: which one, from 0.
+        place: the id of the folder that has its runs; only a sweep with the same `--out` can go on with it.
+        state: Optuna's, such as `RUNNING`.
+        values: by the names of axes.
+        value: the mean validation value, that of the last validation if it was pruned.
+    """
+
+    number: int
+    setting: int
+    attempt: int
+    place: str
+    state: str
+    values: dict[str, Any]
+    value: float | None
+    claim: Lock | None = field(default=None, repr=False)
+
+
+class Trials:
+    """Hands out settings so that none is run twice, and keeps what came of them.
+
+    A trial belongs to the folder that its runs are in, and to the process that holds its lock there: one that is
+    RUNNING while nobody holds the lock was cut, and is taken up again. Two processes may begin a setting at the same
+    time: the trial with the lower number counts.
+
+    Args:
+        storage: of Optuna.
+        study: its name in there.
+        axes: what is varied.
+        wanted: settings in all; a grid has no more than it has combinations.
+        is_grid: settings are the combinations in order; otherwise TPE suggests them.
+        place: id of this folder.
+        locks: where the locks of its trials are.
+    """
+
+    def __init__(
+        self,
+        storage: BaseStorage,
+        study: str,
+        axes: Sequence[Axis],
+        wanted: int,
+        is_grid: bool,
+        place: str,
+        locks: Path,
+    ) -> None:
+        import optuna
+
+        self.storage, self.name, self.axes, self.place, self.locks = storage, study, axes, place, locks
+        self.grid = grid_settings(axes) if is_grid else []
+        self.wanted = min(wanted, len(self.grid)) if is_grid else wanted
+        optuna.create_study(study_name=study, storage=storage, direction="maximize", load_if_exists=True)
+        self.study_id = storage.get_study_id_from_name(study)
+        self.guard = threading.Lock()
+        self.taken: set[int] = set()  # numbers: each start of a sweep takes up a trial once
+        self.failed_before = {trial.number for trial in self.latest() if trial.state == "FAIL"}
+
+    def study(self, setting: int = 0) -> Study:
+        """What is suggested depends on the setting's number and the trials before it, not on who asks, or when."""
+        import optuna
+
+        sampler, pruner = optuna.samplers.TPESampler(seed=setting), optuna.pruners.MedianPruner()
+        return optuna.load_study(study_name=self.name, storage=self.storage, sampler=sampler, pruner=pruner)
+
+    def latest(self) -> list[Trial]:
+        """The newest trial of each setting that has one."""
+        found: dict[int, Trial] = {}
+        for frozen in self.study().get_trials(deepcopy=False):  # by rising numbers
+            trial = plain(frozen)
+            known = found.get(trial.setting)
+            if trial.setting < self.wanted and (known is None or trial.attempt > known.attempt):
+                found[trial.setting] = trial
+        return [found[setting] for setting in sorted(found)]
+
+    def take(self, lacks_runs: Callable[[Trial], bool]) -> Trial | None:
+        """The next trial to work on: one that was cut, failed in an earlier start, lacks runs, or is new."""
+        with self.guard:
+            latest = self.latest()
+            for trial in latest:
+                if trial.place != self.place or trial.number in self.taken:
+                    continue
+                if trial.state == "FAIL" and trial.number in self.failed_before:
+                    self.taken.add(trial.number)
+                    if again := self._begin(trial.setting, trial.attempt + 1, trial.values):
+                        return again
+                unfinished = trial.state == "RUNNING" or (trial.state == "COMPLETE" and lacks_runs(trial))
+                if unfinished and self._claim(trial):
+                    return trial
+            begun = {trial.setting for trial in latest}
+            for setting in range(self.wanted):
+                if setting not in begun and (new := self._begin(setting, 0, self.grid[setting] if self.grid else {})):
+                    return new
+            return None
+
+    def others_at_work(self) -> bool:
+        """Whether another process runs trials of this folder: if it is killed, they fall to us."""
+        mine = [trial for trial in self.latest() if trial.place == self.place and trial.state == "RUNNING"]
+        return any(trial.number not in self.taken for trial in mine)
+
+    def _begin(self, setting: int, attempt: int, values: Mapping[str, Any]) -> Trial | None:
+        """A new trial, unless another process has begun the same one; without values TPE suggests them."""
+        from optuna.trial import TrialState, create_trial
+
+        mark = {"setting": setting, "attempt": attempt, "place": self.place}
+        fixed = {"fixed_params": dict(values)} if values else {}  # Optuna's own key, for trials put into its queue
+        template = create_trial(state=TrialState.RUNNING, user_attrs=mark, system_attrs=fixed)
+        identity = self.storage.create_new_trial(self.study_id, template)
+        trial = plain(self.storage.get_trial(identity))
+        before = [other for other in self._all() if other.number < trial.number]
+        if any((other.setting, other.attempt) == (setting, attempt) for other in before):
+            self.end(trial, "FAIL")
+            return None
+        return trial if self._claim(trial) else None
+
+    def _claim(self, trial: Trial) -> bool:
+        lock = Lock(self.locks / f"{trial.number}.lock")
+        if not lock.try_acquire():
+            lock.close()
+            return False
+        self.taken.add(trial.number)
+        trial.claim = lock
+        if self._all()[trial.number].state != trial.state:  # it was just being finished
+            self.release(trial)
+            return False
+        if trial.state == "RUNNING":  # what a cut trial has is not suggested anew
+            live = self._live(trial)
+            trial.values = {axis.name: axis.suggest(live) for axis in self.axes}
+        return True
+
+    def _all(self) -> list[Trial]:
+        """By their numbers."""
+        return [plain(frozen) for frozen in self.study().get_trials(deepcopy=False)]
+
+    def _live(self, trial: Trial) -> Live:
+        from optuna.trial import Trial as Live
+
+        identity = self.storage.get_trial_id_from_study_id_trial_number(self.study_id, trial.number)
+        return Live(self.study(trial.setting), identity)
+
+    def watch(self, trial: Trial) -> Watch:
+        """Tells the study of validations, and says whether the trial lags behind the others."""
+        live, told = self._live(trial), 0
+        known = self.study().get_trials(deepcopy=False)[trial.number].intermediate_values  # from before a cut
+
+        def lags(values: list[float]) -> bool:
+            nonlocal told
+            for step in range(told + 1, len(values) + 1):
+                told = step
+                if step not in known:
+                    live.report(values[step - 1], step)
+                if live.should_prune():
+                    return True
+            return False
+
+        return lags
+
+    def end(self, trial: Trial, state: str, value: float | None = None) -> None:
+        from optuna.trial import TrialState
+
+        self.study().tell(trial.number, value, TrialState[state], skip_if_finished=True)
+
+    def release(self, trial: Trial) -> None:
+        if trial.claim is not None:
+            trial.claim.close()
+            trial.claim = None
+
+
+def plain(frozen: FrozenTrial) -> Trial:
+    mark = frozen.user_attrs
+    value = None if frozen.value == NO_VALUE else frozen.value
+    values = frozen.system_attrs.get("fixed_params") or dict(frozen.params)
+    return Trial(frozen.number, mark["setting"], mark["attempt"], mark["place"], frozen.state.name, values, value)
+
+
+def open_storage(where: str) -> BaseStorage:
+    """A database by its URL, or a journal in a file."""
+    import optuna
+    from optuna.storages import JournalStorage, RDBStorage, get_storage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    if "://" not in where:
+        try:
+            Path(where).parent.mkdir(parents=True, exist_ok=True)
+            return JournalStorage(JournalFileBackend(where))
+        except OSError as error:
+            raise UserError(f"--storage={where}: {error.strerror}") from error
+    # SQLite's own patience of 5 seconds is too short for several processes
+    settings = {"connect_args": {"timeout": 60}} if where.startswith("sqlite") else {}
+    for attempt in range(OPEN_ATTEMPTS):
+        try:
+            return get_storage(RDBStorage(where, engine_kwargs=settings))  # with the cache that all studies here share
+        except Exception as error:
+            if attempt + 1 == OPEN_ATTEMPTS or isinstance(error, ImportError | ValueError):
+                kind = where.partition("://")[0]  # the rest may hold a password
+                raise UserError(f"--storage={kind}://... cannot be opened: {first_line(error)}") from error
+            time.sleep(0.5 * (attempt + 1))
+    raise AssertionError
