@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from zoo.pairs import read_tested
+from zoo.compare.pairs import read_tested
 from zoo.results import Run, read_runs
 from zoo.start import main
 from zoo.verbs import as_one_list
@@ -93,7 +93,7 @@ def test_a_corpus_without_test_documents_is_measured_again_too(fit, tmp_path):
 def test_nothing_heavy_is_imported(written):
     runs = [written("a/1"), written("a/2", seed=1)]
     script = (
-        "import sys; from zoo.start import main; main(sys.argv[1:]); import zoo.pairs; "
+        "import sys; from zoo.start import main; main(sys.argv[1:]); import zoo.compare.pairs; "
         f"sys.exit(' '.join({HEAVY!r} & sys.modules.keys()) or 0)"
     )
     command = [sys.executable, "-c", script, "compare", *map(str, runs)]

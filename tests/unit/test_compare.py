@@ -14,7 +14,7 @@ import pytest
 from datamodules.errors import UserError
 from zoo import results
 from zoo.compare import compare, html_table, number
-from zoo.comparison import compare_runs, every_metric, read_papers
+from zoo.compare.comparison import compare_runs, every_metric, read_papers
 from zoo.results import read_runs
 
 CONFIG = "seed_everything: {seed}\nname: {name}\nruns: {folder}\nmodel:\n  head: {{class_path: heads.Linear, \

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamodules.batch import LabelSpace, Targets
+from zoo.compare.significance import Difference, Lists, Measurement, Predictions, Resampled, differences, resamples
 from zoo.metrics import RankingMetrics
-from zoo.significance import Difference, Lists, Measurement, Predictions, Resampled, differences, resamples
 
 COUNTS = [500, 101, 100, 21, 20, 5, 3, 1, 1]  # training documents; two more labels have none
 
@@ -129,10 +129,10 @@ def test_the_whole_bootstrap_against_a_slow_loop():
 def test_chunks_change_nothing(monkeypatch):
     one = measurement(label_space(), random_documents(3), 0.4)
     whole = one.resampled(10, seed=1)
-    monkeypatch.setattr("zoo.significance.CELLS", 3 * one.size)
+    monkeypatch.setattr("zoo.compare.significance.CELLS", 3 * one.size)
     assert len(list(resamples(one.size, 10, 1, 3))) == 4
     np.testing.assert_allclose(one.resampled(10, seed=1), whole, rtol=1e-12)
-    monkeypatch.setattr("zoo.significance.CELLS", 1)
+    monkeypatch.setattr("zoo.compare.significance.CELLS", 1)
     np.testing.assert_allclose(one.resampled(10, seed=1), whole, rtol=1e-12)
     assert not np.allclose(one.resampled(10, seed=2), whole)
 

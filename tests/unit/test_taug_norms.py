@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from scipy.sparse import csr_array
 from scipy.stats import spearmanr
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Literal
 from datamodules.errors import UserError
 from datamodules.files import written_whole
 from datamodules.progress import note
-from zoo.comparison import Comparison, Paper, Part, Row, Value, compare_runs, is_count, is_share, is_threshold
+from zoo.compare.comparison import Comparison, Paper, Part, Row, Value, compare_runs, is_count, is_share, is_threshold
+from zoo.compare.sheets import Cell, Sheet, html_fragment, to_csv, to_html, to_markdown, to_terminal
 from zoo.results import read_runs
-from zoo.sheets import Cell, Sheet, html_fragment, to_csv, to_html, to_markdown, to_terminal
 
 if TYPE_CHECKING:
-    from zoo.pairs import Pair
+    from zoo.compare.pairs import Pair
 
 Format = Literal["table", "markdown", "csv", "html"]
 FORMATS: dict[str, Format] = {".md": "markdown", ".csv": "csv", ".html": "html"}
@@ -59,7 +59,7 @@ def compare(
     comparison = compare_runs(read_runs(runs), listed("by", by), named or every, published)
     pairs: list[Pair] = []
     if significance or against is not None:
-        from zoo.pairs import compare_pairs
+        from zoo.compare.pairs import compare_pairs
 
         pairs = compare_pairs(comparison, against, samples, seed, None if named == ["all"] else named)
     write(rendered(kind, comparison, pairs), out)

@@ -116,7 +116,11 @@ class Part:
             f"{f'{int(size):,}' if size.isdigit() else size or 'not said'} ({', '.join(sources)})"
             for size, sources in sizes.items()
         )
-        notes = "; zoo/published.csv notes other texts, splits and settings" if any(p.note for p in self.papers) else ""
+        notes = (
+            "; zoo/compare/published.csv notes other texts, splits and settings"
+            if any(p.note for p in self.papers)
+            else ""
+        )
         return f"with a source in brackets: printed in papers, not run here; training documents there: {where}{notes}"
 
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from datamodules.errors import UserError
 from datamodules.progress import note, progress_bar
-from zoo.comparison import Comparison, Part, Row, suggestion
+from zoo.compare.comparison import Comparison, Part, Row, suggestion
+from zoo.compare.significance import Difference, Lists, Measurement, Predictions, Resampled, differences
 from zoo.results import Run
-from zoo.significance import Difference, Lists, Measurement, Predictions, Resampled, differences
 
 GRID = 1000  # tuned thresholds are multiples of 1 / GRID, and `metrics.json` has rounded them to single precision
 
