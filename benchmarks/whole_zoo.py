@@ -83,7 +83,7 @@ WITH_ENCODER: dict[str, Settings] = {
         "aplc_eurlex": (*PART, *TINY, *stages(main=3), "--model.head.hidden=384"),
     },
 }
-COLUMNS = "P@1,P@3,P@5,nDCG@5,PSP@1,PSP@3,PSP@5,macroF@5/few,macroF@5/all"
+COLUMNS = "P@1,P@3,P@5,nDCG@5,PSP@1,PSP@3,PSP@5,macroF@5/few,macroF@5/all,seconds"
 
 
 def one(runs: Path, experiment: str, options: tuple[str, ...]) -> None:
@@ -117,7 +117,7 @@ def main() -> None:
         if not options.only or name in options.only
     ]
     side_by_side(tasks, options.jobs)
-    command = [sys.executable, "-m", "zoo", "compare", str(options.out), "--columns", COLUMNS]
+    command = [sys.executable, "-m", "zoo", "compare", str(options.out), "--columns", COLUMNS, "--format", "markdown"]
     subprocess.run(command, check=True)
 
 

@@ -17,6 +17,7 @@ from pytorch_lightning.loggers import WandbLogger
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
+from torch import nn
 
 from callbacks.evidence import collect
 from datamodules.base import TextDataModule
@@ -24,6 +25,7 @@ from datamodules.batch import LabelSpace
 from datamodules.errors import first_line
 from datamodules.files import written_whole
 from datamodules.progress import note
+from heads import LinearEngine
 
 KS = (1, 3, 5)
 RANKING = ("P", "nDCG", "PSP", "PSnDCG", "R", "RP")
@@ -99,7 +101,7 @@ class RunReport(pl.Callback):
             "seconds": round(self.seconds, 1),
             "epochs": trainer.current_epoch,
             "peak_memory_mb": memory,
-            "parameters": sum(p.numel() for p in module.parameters()),
+            "parameters": count_parameters(module),
             "vector_coverage": getattr(trainer.datamodule, "vector_coverage", None),  # type: ignore[attr-defined]
         }
         if self.folder is not None:
@@ -163,12 +165,20 @@ def tables(title: str, metrics: Mapping[str, float]) -> Group:
     )
 
 
+def count_parameters(module: nn.Module) -> int | None:
+    """With the weights of linear models, which torch does not count; None where nobody knows how many they are."""
+    engines = [part.num_weights for part in module.modules() if isinstance(part, LinearEngine)]
+    if None in engines:
+        return None
+    return sum(p.numel() for p in module.parameters()) + sum(size for size in engines if size is not None)
+
+
 def peak_memory() -> dict[str, float]:
     """MB that this process, or the largest that it has started, had in memory at most; `gpu` is what torch held."""
     largest = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     found = {"host": largest / (2**20 if sys.platform == "darwin" else 2**10)}
-    if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.max_memory_allocated() / 2**20
+    if torch.cuda.is_available() and (held := torch.cuda.max_memory_allocated()):
+        found["gpu"] = held / 2**20
     return {place: round(value, 1) for place, value in found.items()}
 
 

@@ -46,6 +46,11 @@ class LinearEngine(Head):
     def fitted(self) -> bool:
         """Whether it has a model."""
 
+    @property
+    def num_weights(self) -> int | None:
+        """How many numbers the model is made of; None where its library does not say."""
+        return None
+
     @abstractmethod
     def learn(self, words: csr_array, labels: csr_array, ctx: TransitionContext) -> None:
         """Fit a model, on the first process, to weights of words (documents, vocabulary) and 0/1 labels."""

@@ -66,6 +66,10 @@ class OneVsRestSvm(LinearEngine):
     def fitted(self) -> bool:
         return self.weights is not None
 
+    @property
+    def num_weights(self) -> int:
+        return 0 if self.weights is None else int(self.weights.nnz) + len(self.bias)
+
     def weight_norms(self) -> Tensor | None:
         """Rare labels have short ones."""
         if self.weights is None:

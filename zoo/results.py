@@ -110,7 +110,8 @@ class Run:
         found: Any = self.facts.get(column)
         if column == "memory" and isinstance(places := self.facts.get("peak_memory_mb"), dict):
             found = places.get("gpu", places.get("host"))
-        return float(found) if is_number(found) else None
+        unknown = column == "parameters" and found == 0  # as older runs say of linear models
+        return float(found) if is_number(found) and not unknown else None
 
     def predictions(self) -> pa.Table | None:
         """A row for each test document: row, id, truth, labels, scores; None where there is none to read."""

@@ -43,7 +43,8 @@ def test_fit_test_predict_and_continue(head, fit, config, read_metrics, tmp_path
     folder = fit(*TINY, f"--model.head={head}", config=config, wandb="offline")
     facts = read_metrics(folder)
     assert facts["metrics"]["P@1"] > 0.5
-    assert (facts["epochs"], facts["parameters"]) == (0, 0)
+    assert facts["epochs"] == 0
+    assert facts["parameters"] > 20 if head == "OneVsRestSvm" else facts["parameters"] is None
     assert facts["seconds"] > 0
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
     assert (folder / "metrics.csv").read_text().count("val/P@1") == 1

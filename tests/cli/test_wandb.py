@@ -63,6 +63,9 @@ def test_config_metrics_histogram_and_table_are_in_the_offline_run(fit, capsys):
     assert content["columns"] == ["metric", "tiny on the built-in sample: test"]
     assert dict(content["data"])["P@1"] == pytest.approx(history["test/P@1"])
     assert summary["parameters"] > 0
+    for name in ("label_distribution", "label_correlation", "bins", "norms", "tsne", "curves"):
+        assert history[f"pictures/{name}._type"] == "image-file"
+        assert len(list(folder.glob(f"wandb/offline-run-*/files/media/images/pictures/{name}_*.png"))) == 1
 
 
 def test_a_failing_wandb_does_not_stop_a_run(fit, monkeypatch, capsys):

@@ -20,12 +20,12 @@ STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --faint: #666; --line: #ccc; --paper: #fff; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e6e6; --faint: #a0a0a0; --line: #444; --paper: #161616; } }
 body { margin: 1rem auto; padding: 0 1rem; max-width: 90rem; overflow-wrap: break-word;
-  font: 15px/1.4 system-ui, sans-serif; color: var(--ink); background: var(--paper); }
+  font: 14px/1.4 system-ui, sans-serif; color: var(--ink); background: var(--paper); }
 h1 { font-size: 1.2rem; }
 .scroll { overflow-x: auto; max-width: 100%; }
 .results { border-collapse: collapse; margin: .5rem 0; font-variant-numeric: tabular-nums; }
 .results caption { text-align: left; font-weight: 600; padding: .3rem 0; }
-.results th, .results td { padding: .2rem .6rem; text-align: right; white-space: nowrap; font-weight: 400; }
+.results th, .results td { padding: .2rem .45rem; text-align: right; white-space: nowrap; font-weight: 400; }
 .results thead th { border-bottom: 1px solid var(--line); color: var(--faint); }
 .results .text { text-align: left; }
 .results strong { font-weight: 700; }

@@ -28,7 +28,7 @@ ABOUT = {  # title of a picture, and how to read it
     "label_correlation": (
         "Labels that come together",
         "How often labels share training documents, from the most frequent label (top left) to rare ones: blue pairs"
-        " come together, red ones keep apart.",
+        " come together, orange ones keep apart.",
     ),
     "bins": (
         "Precision from frequent to rare labels",
@@ -202,7 +202,7 @@ def facts_html(run: Run) -> str:
         "training time": duration(run.value("seconds")),
         "epochs": facts.get("epochs") or None,
         "peak memory": None if memory is None else f"{memory / MB:,.1f} GB" if memory >= MB else f"{memory:,.0f} MB",
-        "parameters": facts.get("parameters") or None,  # a linear model's are no tensors
+        "parameters": facts.get("parameters") or None,
         "words with vectors": share(facts.get("vector_coverage")),
         "stages": " → ".join(f"{stage.get('name')} ({epochs(stage.get('epochs'))})" for stage in stages),
         "folder": str(run.folder),
