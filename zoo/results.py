@@ -90,7 +90,9 @@ class Run:
     @property
     def data(self) -> str:
         """Corpus, and what part of it: only runs with the same can be compared."""
-        part = f", {self.limit_train:,} documents" if self.limit_train else ""
+        made = self.facts.get("train_documents") if self.facts.get("sample") else None  # samples differ in size
+        size = made if isinstance(made, int) else self.limit_train
+        part = f", {size:,} documents" if size else ""
         return f"{self.corpus}{part}{', validation' if self.is_validation else ''}"
 
     def fact(self, key: str) -> Any:
@@ -115,23 +117,30 @@ class Run:
 
     def predictions(self) -> pa.Table | None:
         """A row for each test document: row, id, truth, labels, scores; None where there is none to read."""
-        return self._table("predictions.parquet")
+        return self._table("predictions.parquet", ("id", "truth", "labels", "scores"))
 
     def labels(self) -> pa.Table | None:
         """What the numbers of labels in `predictions` mean: label, text, documents, weight, known."""
-        return self._table("labels.parquet")
+        return self._table("labels.parquet", ("label", "documents", "weight"))
 
-    def _table(self, name: str) -> pa.Table | None:
+    def _table(self, name: str, columns: Sequence[str]) -> pa.Table | None:
+        """None where there is no such file, and after a note where it cannot be read or lacks one of the columns."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         try:
-            return pq.read_table(self.folder / name)
+            table = pq.read_table(self.folder / name)
         except FileNotFoundError:
             return None
         except (OSError, pa.ArrowException) as error:
-            note(f"{self.folder}: {name} cannot be read ({first_line(error)})")
-            return None
+            why = first_line(error)
+        else:
+            missing = [column for column in columns if column not in table.column_names]
+            if not missing:
+                return table
+            why = f"it has no column {', '.join(missing)}"
+        note(f"{self.folder}: {name} cannot be read ({why}): it counts as not there")
+        return None
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[Run]:

@@ -1,4 +1,7 @@
-"""Where `python -m zoo` begins: commands that only read files do not wait seconds for Lightning."""
+"""Where `python -m zoo` begins: `compare` and `sweep` do not wait seconds for Lightning, which all others need.
+
+`report` needs it too, for pictures and evidence are those of the callbacks.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import sys
 
 from zoo.verbs import one_line_errors, run_verb
 
+# Verbs that take paths; they are imported only when called.
 QUICK = {"compare": "zoo.compare:compare", "report": "zoo.report:report"}
 
 

@@ -54,7 +54,10 @@ class RunFiles:
         labels = attempt("labels.parquet", read_labels) or {}
         evidence = attempt("evidence.npz", read_evidence)
         if evidence is not None and not fits(evidence, len(labels.get("documents", ()))):
-            broken.append("evidence.npz is about other labels than labels.parquet")
+            if labels:
+                broken.append("evidence.npz is about other labels than labels.parquet")
+            elif not broken:  # `broken` tells already that labels.parquet cannot be read
+                broken.append("evidence.npz needs labels.parquet, which is missing")
             evidence = None
         return cls(
             metrics=attempt("metrics.json", read_metrics) or {},

@@ -75,7 +75,7 @@ def test_what_a_run_has_kept_gives_its_metrics_again(fit, shown):
     rows = list(csv.DictReader(io.StringIO(text)))
     first, second = read_runs([one, other])
     for row in rows:
-        assert (row["data"], row["reference"], row["row"]) == ("sample", "BiLSTM, 0", "CNN, 1")
+        assert (row["data"], row["reference"], row["row"]) == (first.data, "BiLSTM, 0", "CNN, 1")
         assert float(row["reference_value"]) == pytest.approx(100 * first.metrics[row["metric"]], abs=1e-4)
         assert float(row["value"]) == pytest.approx(100 * second.metrics[row["metric"]], abs=1e-4)
     assert {"P@1", "PSP@5", "macroF@5/all", "microF1@tuned"} <= {row["metric"] for row in rows}
@@ -139,6 +139,7 @@ def test_mistakes_end_in_one_line(written, stops, tmp_path):
     assert "'table', 'markdown', 'csv', 'html'" in stops(folder, "--format=pdf")
     assert "--colums" in stops(folder, "--colums=P@1")
     assert "needs two rows" in stops(folder, "--significance")
+    assert "--seed=-1 is negative" in stops(folder, folder, "--significance", "--seed", "-1")
     (folder / "metrics.json").write_text("{")
     assert "no finished run" in stops(folder)
 

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.conftest import TINY
@@ -68,7 +70,8 @@ def runs(tmp_path_factory):
         patch.setenv("ZOO_CACHE", str(folder / "cache"))
         common = ["--runs", str(folder / "runs"), "--wandb.mode=disabled"]
         main(["fit", "--config", str(LSFA), *common, *short(LSFA), *SMALL])
-        main(["fit", "--config", str(config), *common])
+        same = ["--data.num_documents=120", "--data.words_per_document=30"]  # as `short` has them
+        main(["fit", "--config", str(config), *common, *same])
     return folder / "runs"
 
 
@@ -108,6 +111,16 @@ def test_a_report_of_one_run_has_short_names(runs, tmp_path):
     (folder,) = runs.glob("linear/*")
     assert report(folder, "--out", tmp_path / "one").returncode == 0
     assert {"bins.svg", "curves.svg", "norms.svg", "index.html"} <= {file.name for file in (tmp_path / "one").iterdir()}
+
+
+def test_odd_settings_and_tables_are_notes(runs, tmp_path):
+    (folder,) = runs.glob("linear/*")
+    copy = shutil.copytree(folder, tmp_path / "odd" / folder.name, ignore=shutil.ignore_patterns("checkpoints"))
+    (copy / "config.yaml").write_text("stages: 5")
+    pq.write_table(pa.table({"id": ["a"]}), copy / "predictions.parquet")
+    done = report(folder, copy, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("predictions.parquet cannot be read (it has no column") == 1
 
 
 def test_what_older_runs_did_not_keep_is_collected(runs, tmp_path):

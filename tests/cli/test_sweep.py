@@ -71,7 +71,7 @@ def test_a_sweep_of_two_settings_that_change_two_keys_each(tmp_path):
     command = [sys.executable, "-c", call, *args, f"--out={tmp_path}/sweep"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
-    configs = [yaml.safe_load(file.read_text()) for file in tmp_path.glob("sweep/runs/*/*/config.yaml")]
+    configs = [yaml.safe_load(file.read_text()) for file in tmp_path.glob("sweep/runs/seed0/*/*/config.yaml")]
     both = {
         (c["model"]["head"]["init_args"]["fraction"], c["trainer"]["callbacks"][0]["init_args"]["fraction"])
         for c in configs

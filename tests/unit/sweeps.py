@@ -19,7 +19,7 @@ notes = os.environ["NOTES"]
 if "stubborn" in options:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with open(notes + "/starts", "a") as file:
-    file.write(options["name"] + "\\\\n")
+    file.write(os.path.basename(options["runs"]) + "/" + options["name"] + "\\\\n")
 count = len(open(notes + "/starts").readlines())
 x = json.loads(options.get("x", "0"))
 if options.get("fail") == str(x) and not os.path.exists(notes + "/mended"):
@@ -100,6 +100,7 @@ class Sweeps:
         (self.folder / "released").touch()
 
     def starts(self) -> list[str]:
+        """`seed0/NAME` of each run that was started."""
         file = self.folder / "starts"
         return file.read_text().split() if file.exists() else []
 

@@ -128,15 +128,17 @@ def test_rows_by_seed_run_and_settings(make, shown):
         ({"columns": "P@2"}, "no 'P@2' in these runs; did you mean P@1"),
         ({"columns": "P@1,secnds"}, "did you mean seconds"),
         ({"out": "table.xlsx"}, "its ending is none of .md, .csv, .html"),
-        ({"out": "no/such/folder.md"}, "not a file in an existing folder"),
+        ({"out": "no/such/folder.md"}, "the folder no/such does not exist"),
+        ({"out": "{folder}", "format": "csv"}, "is a folder"),
         ({"samples": 0}, "--samples=0"),
+        ({"seed": -1, "significance": True}, "--seed=-1 is negative"),
         ({"against": "jont"}, "there is no row 'jont'; did you mean joint"),
     ],
 )
-def test_mistakes(make, shown, options, message):
+def test_mistakes(make, shown, tmp_path, options, message):
     make()
     with pytest.raises(UserError) as error:
-        shown(**options)
+        shown(**options | ({"out": str(tmp_path)} if options.get("out") == "{folder}" else {}))
     assert message in str(error.value)
 
 
@@ -160,7 +162,26 @@ def test_the_same_seed_twice_is_told(make, tmp_path, capsys):
     make(seed=4, place="two")
     compare([str(tmp_path)])
     (line,) = capsys.readouterr().err.splitlines()
-    assert "have the same seed, 4; `--by data,experiment,run` tells them apart" in line
+    assert "averaged over 2 runs that have the same seed, 4; `--by data,experiment,run` tells them apart" in line
+
+
+def test_many_rows_that_mix_settings_are_told_in_one_line(make, tmp_path, capsys):
+    for name in "abcde":
+        make(name, 0, dropout=0.1)
+        make(name, 1, dropout=0.2, epochs=4 if name == "a" else 3)
+    make("f", 0, place="runs/f/1")
+    make("f", 0, place="runs/f/2")
+    make("g", 0)
+    make("g", 1)
+    compare([str(tmp_path)])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (
+        "6 rows: averaged over runs that differ in model.head.dropout, stages.main.epochs or have the same seed;"
+        in line
+    )
+    assert "`--by data,experiment,model.head.dropout,run` tells them apart" in line
+    compare([str(tmp_path / "runs" / name) for name in "abc"])
+    assert len(capsys.readouterr().err.splitlines()) == 3
 
 
 def test_of_a_class_that_differs_the_settings_are_not_named(make, tmp_path, capsys):
@@ -382,6 +403,34 @@ def test_significance_in_every_shape(make, shown):
     assert "| P@1 | 50.00 | 50.00 | +0.00 | +0.00 to +0.00 | 1.000 |" in shown(format="markdown", **options)
 
 
+def test_a_group_of_few_documents_has_no_interval(make, shown):
+    for name, found in (("half", HALF), ("right", RIGHT)):
+        keep_predictions(folder := make(name, metrics={"macroF@5/oneshot": 0.5, "macroF@5/all": 0.5}), found)
+        labels = pq.read_table(folder / "labels.parquet").to_pydict() | {"documents": [500, 500, 1]}
+        pq.write_table(pa.table(labels), folder / "labels.parquet")  # ten documents carry c
+    options = {"significance": True, "samples": 50, "columns": "macroF@5/oneshot,macroF@5/all"}
+    assert "| macroF@5/oneshot | 0.00 | 100.00 | +100.00 | too few |  |" in shown(format="markdown", **options)
+    whole, few = sorted(csv.DictReader(io.StringIO(shown(format="csv", **options))), key=lambda row: row["metric"])
+    assert [few[name] for name in ("difference", "low", "high", "p")] == ["100.000000", "", "", ""]
+    assert all(whole[name] for name in ("low", "high", "p"))
+
+
+@pytest.mark.parametrize("name", ["predictions.parquet", "labels.parquet"])
+@pytest.mark.parametrize("is_corrupt", [True, False])
+def test_files_that_cannot_be_read_are_told_once_for_what_they_are(make, tmp_path, capsys, name, is_corrupt):
+    keep_predictions(broken := make("first", 0), HALF)  # in the row of reference, which is looked at first
+    keep_predictions(make("first", 1), HALF)
+    keep_predictions(make("other"), HALF)
+    if is_corrupt:
+        (broken / name).write_bytes(b"PAR1 cut off")
+    else:
+        pq.write_table(pa.table({"label": ["a"], "id": ["d0"]}), broken / name)
+    compare([str(tmp_path)], significance=True, samples=20, format="csv", columns="P@1")
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("·")]
+    assert f"{broken}: {name} cannot be read" in line
+    assert is_corrupt or "it has no column " in line
+
+
 def test_several_seeds_are_averaged(make, shown):
     keep_predictions(make("one"), HALF)
     keep_predictions(make("two", 0), HALF)
@@ -412,10 +461,12 @@ def test_runs_on_other_documents_or_labels_are_named_and_left_out(make, tmp_path
     assert len(lines) == 4
 
 
-def test_significance_needs_two_rows_with_predictions(make, shown):
+def test_significance_needs_two_rows_with_predictions(make, shown, monkeypatch):
     keep_predictions(make("a"), HALF)
-    with pytest.raises(UserError, match="needs two rows"):
-        shown(significance=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("zoo.compare.pairs.pairs_of", None)  # refused before anything is read
+        with pytest.raises(UserError, match="needs two rows"):
+            shown(significance=True)
     make("b")
     with pytest.raises(UserError, match="needs two rows"):
         shown(significance=True)

@@ -14,7 +14,7 @@ import pytest
 from callbacks.evidence import Evidence, Example
 from callbacks.pictures.files import RunFiles
 from datamodules.errors import UserError
-from zoo.report import make_folder, make_page, report, slug, unique_titles, write
+from zoo.report import make_folder, make_page, report, slug, unique_slugs, unique_titles, write
 from zoo.report.examples import card, choice_rules, examples_html, tags_of
 from zoo.report.page import duration, facts_html, metrics_html
 from zoo.report.tail import label_scores, tail_pair
@@ -83,7 +83,7 @@ def make_run(folder, seed=0, **facts):
         "scores": [[0.5] * len(row) for row in found],
     }
     pq.write_table(pa.table(table), folder / "predictions.parquet")
-    labels = {"label": ["oil", NASTY, "tin"], "text": [""] * 3, "documents": [200, 20, 1]}
+    labels = {"label": ["oil", NASTY, "tin"], "text": [""] * 3, "documents": [200, 20, 1], "weight": [1.0] * 3}
     pq.write_table(pa.table(labels), folder / "labels.parquet")
     metrics = {"P@1": 0.5, "macroP@5/bin01": 0.4, "labels/bin01": 2.0, "macroP@5/bin02": 0.2, "labels/bin02": 1.0}
     (folder / "metrics.json").write_text(json.dumps({"metrics": metrics}))
@@ -181,6 +181,34 @@ def test_runs_on_the_same_data_are_compared(tmp_path):
     assert not elements.of("p", "sample")
 
 
+def test_no_picture_overwrites_another(tmp_path):
+    facts = [("a.1", "x"), ("a-1", "x"), ("A-1-2", "X"), ("x", "X.")]
+    runs = [make_run(tmp_path / str(i), experiment=name, data=data) for i, (name, data) in enumerate(facts)]
+    page = make_page(runs)
+    names = [picture.name.lower() for picture in page.pictures]
+    assert len(names) == len(set(names))
+    assert {"x-tail_f1-a-1-2", "x-2-label_distribution", "x-3-label_distribution", "x-4-bins"} <= set(names)
+    ids = [attrs["id"] for _, attrs, _ in Elements(page.html()).found if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    assert unique_slugs(["a.1", "a-1", "A-1-2", "a 1"]) == ["a-1", "a-1-2", "a-1-2-2", "a-1-3"]
+
+
+def test_rare_labels_are_compared_on_the_same_documents_alone(tmp_path):
+    runs = [make_run(tmp_path / name, experiment=name) for name in "abc"]
+    file = runs[1].folder / "predictions.parquet"
+    pq.write_table(pa.table(pq.read_table(file).to_pydict() | {"id": list("abcx")}), file)
+    assert [picture.name for picture in make_page(runs).pictures if picture.kind == "tail_f1"] == ["tail_f1-c"]
+
+
+@pytest.mark.parametrize("name", ["predictions.parquet", "labels.parquet"])
+def test_a_file_without_a_column_is_one_note(tmp_path, capsys, name):
+    runs = [make_run(tmp_path / name, experiment=name) for name in "ab"]
+    pq.write_table(pa.table({"id": ["a"]}), runs[1].folder / name)
+    assert "tail_f1-b" not in {picture.name for picture in make_page(runs).pictures}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{name} cannot be read" in line
+
+
 def test_titles_tell_runs_apart(tmp_path):
     def titles(*facts):
         return unique_titles([Run(tmp_path / str(i), one, {"P@1": 1.0}) for i, one in enumerate(facts)])
@@ -204,6 +232,9 @@ def test_facts_and_metrics_leave_out_what_is_not_there(tmp_path):
     facts = facts_html(make_run(tmp_path / "run"))
     assert "1,234,567" in facts
     assert not re.search("epochs|memory|stages", facts)
+    odd = make_run(tmp_path / "odd")
+    (odd.folder / "config.yaml").write_text("stages: 5")
+    assert "stages" not in facts_html(odd)
     assert [duration(seconds) for seconds in (None, 5.04, 61, 7300)] == [None, "5.0 s", "1 min 1 s", "2 h 1 min"]
     cells = Elements(
         metrics_html({"P@1": 0.5, "labels/all": 7.0, "macroF@5/all": 0.25, "A1/P@1": 0.1, "threshold": 0.3})

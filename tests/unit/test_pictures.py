@@ -272,3 +272,9 @@ def test_broken_files_are_named_and_left_out(tmp_path):
     assert set(of_run(tmp_path)) == {"label_distribution"}
     Evidence(norms=np.ones(99)).save(tmp_path)
     assert "other labels" in RunFiles.read(tmp_path).broken[0]
+    (tmp_path / "labels.parquet").unlink()
+    assert RunFiles.read(tmp_path).broken[0] == "evidence.npz needs labels.parquet, which is missing"
+    (tmp_path / "labels.parquet").write_text("broken")
+    assert [line.split()[0] for line in RunFiles.read(tmp_path).broken] == [
+        *("labels.parquet", "metrics.json", "config.yaml"),
+    ]

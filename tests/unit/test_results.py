@@ -121,6 +121,8 @@ def test_paths_that_hold_nothing(make, tmp_path, capsys):
         ({"limit_train": None}, "reuters, 6,000 documents"),  # an older run: its settings tell
         ({"data": "eurlex57k", "limit_train": 500}, "eurlex57k, 500 documents"),
         ({"sample": True, "limit_train": 500}, "sample, 500 documents"),
+        ({"sample": True, "limit_train": 500, "train_documents": 400}, "sample, 400 documents"),
+        ({"limit_train": 500, "train_documents": 400}, "reuters, 500 documents"),
         ({"split": "val", "limit_train": 1234}, "reuters, 1,234 documents, validation"),
     ],
 )
@@ -134,6 +136,12 @@ def test_the_whole_corpus_has_its_own_name_alone(make):
         "reuters",
         "sample",
     ]
+
+
+def test_samples_of_different_sizes_are_different_data(make):
+    whole = CONFIG.replace("limit_train: 6000", "limit_train: null")
+    runs = read_runs([make(f"a/{size}", whole, sample=True, train_documents=size) for size in (600, 2400)])
+    assert sorted(run.data for run in runs) == ["sample, 2,400 documents", "sample, 600 documents"]
 
 
 def test_older_runs_tell_head_and_backbone_by_their_settings(make):
@@ -191,13 +199,17 @@ def test_predictions_and_labels(make, capsys):
     (run,) = read_runs([folder := make()])
     assert run.predictions() is None
     assert run.labels() is None
-    table = pa.table({"id": ["a"], "truth": [[1, 2]]})
+    table = pa.table({"id": ["a"], "truth": [[1, 2]], "labels": [[1]], "scores": [[0.5]]})
     pq.write_table(table, folder / "predictions.parquet")
     assert run.predictions().equals(table)
     assert capsys.readouterr().err == ""
     (folder / "labels.parquet").write_bytes(b"PAR1 cut off")
     assert run.labels() is None
     assert "labels.parquet cannot be read" in capsys.readouterr().err
+    pq.write_table(table, folder / "labels.parquet")
+    assert run.labels() is None
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "labels.parquet cannot be read (it has no column label, documents, weight)" in line
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")

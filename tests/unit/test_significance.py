@@ -44,7 +44,26 @@ def slowly(space: LabelSpace, documents: list[Document], threshold: float) -> di
     scores = [given + [0.0] * (width - len(given)) for *_, given in documents]
     targets = Targets.from_lists([truth for truth, *_ in documents])
     metric.update(torch.tensor(scores, dtype=torch.float64), torch.tensor(labels), targets)
-    return {name: value.item() for name, value in metric.compute().items()}
+    found = {name: value.item() for name, value in metric.compute().items()}
+    undefined = {name for name in found if "@5/" in name and not found[f"labels/{name.partition('/')[2]}"]}
+    return {name: np.nan if name in undefined else value for name, value in found.items()}
+
+
+GROUPS = {  # by training documents
+    "all": range(1000),
+    "oneshot": [1],
+    "rare": [1, 2, 3],
+    "few": range(21),
+    "medium": range(21, 101),
+    "many": range(101, 1000),
+}
+
+
+def carrying(documents: list[Document], metric: str) -> int:
+    """Documents with a label of the group that the metric is of; all for other metrics."""
+    trained = [*COUNTS, 0, 0]
+    group = GROUPS[metric.partition("/")[2] or "all"]
+    return sum(any(trained[label] in group for label in truth) for truth, *_ in documents)
 
 
 @st.composite
@@ -83,7 +102,7 @@ def test_metrics_of_a_resample_are_those_of_its_documents_repeated(documents, th
     (values,) = one.values(np.array([times], dtype=float))
     expected = slowly(space, repeated, threshold)
     for name, value in zip(one.names, values, strict=True):
-        assert value == pytest.approx(expected[name], abs=1e-12), name
+        assert value == pytest.approx(expected[name], abs=1e-12, nan_ok=True), name
     point = dict(zip(one.names, one.point(), strict=True))
     assert point == pytest.approx({name: slowly(space, documents, threshold)[name] for name in point}, abs=1e-12)
 
@@ -99,9 +118,17 @@ def test_every_metric_is_there_but_those_of_groups_without_labels():
     assert not [name for name in frequent if name.endswith(("/few", "/rare", "/oneshot", "/medium"))]
 
 
-def test_the_whole_bootstrap_against_a_slow_loop():
+def with_one_of_one_shot(documents: list[Document]) -> list[Document]:
+    """Labels of one training document in the first document alone: many resamples have none."""
+    (_, *first), *rest = documents
+    return [([0, 7], *first), *((sorted({0 if i in (7, 8) else i for i in truth}), *more) for truth, *more in rest)]
+
+
+@pytest.mark.parametrize("fewest", [1, 20])
+def test_the_whole_bootstrap_against_a_slow_loop(monkeypatch, fewest):
+    monkeypatch.setattr("zoo.compare.significance.FEWEST", fewest)
     space, samples, seed = label_space(), 60, 7
-    one, other = random_documents(1), random_documents(2)
+    one, other = (with_one_of_one_shot(random_documents(i)) for i in (1, 2))
     quick = differences(
         Resampled.of([measurement(space, one, 0.3)], samples, seed),
         Resampled.of([measurement(space, other, 0.6)], samples, seed),
@@ -118,12 +145,29 @@ def test_the_whole_bootstrap_against_a_slow_loop():
     assert len(quick) == 40
     for found in quick:
         expected = np.array([sample[found.metric] for sample in by_sample])
+        assert np.isnan(expected).any() == (found.metric.endswith("/oneshot"))
+        expected = expected[~np.isnan(expected)]
         expected = (expected - expected.mean() + value[found.metric] - reference[found.metric]).round(12)
         assert found.reference == pytest.approx(reference[found.metric], abs=1e-12)
         assert found.difference == pytest.approx(value[found.metric] - reference[found.metric], abs=1e-12)
+        if carrying(one, found.metric) < fewest:
+            assert np.isnan([found.low, found.high, found.p]).all()
+            assert not found.is_significant
+            continue
         assert [found.low, found.high] == pytest.approx(np.percentile(expected, [2.5, 97.5]), abs=1e-9)
         rarer = min((expected <= 0).sum(), (expected >= 0).sum())
-        assert found.p == pytest.approx(min(1, max(2 * rarer, 1) / samples))
+        assert found.p == pytest.approx(min(1, max(2 * rarer, 1) / len(expected)))
+    unsure = {found.metric.partition("/")[2] for found in quick if np.isnan(found.p)}
+    assert unsure == (set() if fewest == 1 else {"oneshot", "rare"})
+
+
+def test_an_interval_stays_within_what_a_difference_can_be():
+    zero = Resampled({"P@1": 0.0}, {"P@1": np.zeros(4)})
+    drawn = np.array([0.0, 1.0, np.nan, 1.0])
+    (found,) = differences(zero, Resampled({"P@1": 1.0}, {"P@1": drawn}))
+    assert found.high == 1
+    assert found.p == 1 / 3  # of the resamples that count
+    assert differences(Resampled({"P@1": 1.0}, {"P@1": drawn}), zero)[0].low == -1
 
 
 def test_chunks_change_nothing(monkeypatch):
@@ -146,7 +190,7 @@ def test_each_resample_has_as_many_documents():
 
 
 def test_the_same_run_twice_does_not_differ():
-    documents = random_documents(4)
+    documents = random_documents(4, size=80)
     one, other = (Resampled.of([measurement(label_space(), documents, 0.3)], 100, 0) for _ in range(2))
     for found in differences(one, other):
         assert (found.difference, found.low, found.high, found.p) == (0, 0, 0, 1)

@@ -16,7 +16,7 @@ import yaml
 from datamodules.errors import UserError
 from tests.unit.sweeps import Sweeps
 from zoo.sweep.axes import grid_settings, options_of, parse_texts, run_name, short_keys, split_values
-from zoo.sweep.children import read_validations
+from zoo.sweep.children import Lock, read_validations
 from zoo.sweep.plan import read_plan, seconds
 
 
@@ -80,6 +80,14 @@ def test_ranges(text, low, high, log):
     assert type(axis.low) is type(axis.high) is type(low)
 
 
+def test_ranges_end_above_their_beginning_and_somewhere():
+    with pytest.raises(UserError, match="is no range: the end must be above the beginning"):
+        search("a=5..1")
+    for text in ("a=1..inf", "a=-inf..1", "a=1..1e999", "a=1..nan"):
+        with pytest.raises(UserError, match="its ends are finite"):
+            search(text)
+
+
 def test_a_choice_within_a_search():
     assert search("model.head=Linear|LSAN").choices == search("model.head=Linear,LSAN").choices == ("Linear", "LSAN")
     assert search("a=[1, 2]|[3]").choices == ("[1, 2]", "[3]")
@@ -102,8 +110,8 @@ def test_a_bad_search_is_refused(text):
 )
 def test_names_are_legal_folders_and_tell_settings_apart(text):
     axes = grid(text)
-    names = [run_name("experiment" * 5, axes, setting, seed) for setting in grid_settings(axes) for seed in (0, 1)]
-    assert len(set(names)) == len(names) == 4
+    names = [run_name("experiment" * 5, axes, setting) for setting in grid_settings(axes)]
+    assert len(set(names)) == len(names) == 2
     for name in names:
         assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", name)
         assert len(name) <= 100
@@ -111,7 +119,7 @@ def test_names_are_legal_folders_and_tell_settings_apart(text):
 
 def test_long_values_that_begin_alike_have_different_names():
     axes = grid(f"k={'x' * 200}1,{'x' * 200}2")
-    assert len({run_name("e", axes, setting, 0) for setting in grid_settings(axes)}) == 2
+    assert len({run_name("e", axes, setting) for setting in grid_settings(axes)}) == 2
 
 
 def test_keys_are_shortened_as_far_as_they_differ():
@@ -157,7 +165,17 @@ def test_options(tmp_path, monkeypatch):
         (["--config=e.yaml", "--grid", "a=1", "--prune=maybe"], "neither true nor false"),
         (["--config=e.yaml", "--grid", "a=1", "--timeout=soon"], "is no time"),
         (["--config=e.yaml", "--grid", "a=1", "--name=mine"], "--name=mine is for the sweep to set"),
-        (["--config=e.yaml", "--grid", "a=1", "a+b=1"], "varied twice"),
+        (["--config=e.yaml", "--grid", "a=1", "a+b=1"], "varied twice: a"),
+        (["--config=e.yaml", "--grid", "a=1", "a=2"], "varied twice: a"),
+        (["--config=e.yaml", "--grid", "a=1", "--grid", "b=3", "a=1"], "varied twice: a"),
+        (["--config=e.yaml", "--grid", "seed_everything=1,2"], "seed_everything is for the sweep to set: use --seeds"),
+        (["--config=e.yaml", "--grid", "x+name=1,2"], "name is for the sweep to set: it gives"),
+        (["--config=e.yaml", "--grid", "runs=a,b"], "runs is for the sweep to set"),
+        (["--config=e.yaml", "--grid", "ckpt_path=a,b"], "ckpt_path is for the sweep to set"),
+        (["--config=e.yaml", "--search", "ckpt=a|b", "--trials=2"], "ckpt is for the sweep to set"),
+        (["--config=e.yaml", "--grid", "config=a,b"], "config is for the sweep to set: use --config FILE"),
+        (["--config=e.yaml", "--grid", "a=1", "--timeout=-5m"], "--timeout=-5m is no time"),
+        (["--config=e.yaml", "--grid", "a=1", "--timeout=nan"], "is no time"),
         (["stray", "--config=e.yaml", "--grid", "a=1"], "'stray' belongs to no option"),
         (["--sweep=no.yaml"], "no such sweep: no.yaml"),
     ],
@@ -184,6 +202,29 @@ def test_a_sweep_in_a_file_and_options_that_override_it(tmp_path, monkeypatch):
         read_plan(["--sweep", "sweeps/s.yaml"])
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("seeds: [0, 1]", "--seeds=[0, 1] is not a number"),
+        ("trials: 2.7", "--trials=2.7 is not a number"),
+        ("config: 3", "`config` is a file or a list of files"),
+        ("config: [3]", "`config` is a file or a list of files"),
+        ("options: --data=Sample", "`options` is a list"),
+        ("options: {--data: Sample}", "`options` is a list"),
+        ("options: [--data: Sample]", "`options` is a list"),
+        ("grid: {name: [x, y]}", "name is for the sweep to set"),
+        ("# \xe4", "s.yaml is not text in UTF-8"),
+    ],
+)
+def test_mistakes_in_a_file(line, said, tmp_path):
+    (tmp_path / "e.yaml").write_text("{}")
+    key = line.partition(":")[0]
+    content = {"config": "config: e.yaml", "grid": "grid: {a: [1]}"} | {key: line}
+    (tmp_path / "s.yaml").write_text("\n".join(content.values()), "latin1")
+    with pytest.raises(UserError, match=re.escape(said)):
+        read_plan([f"--sweep={tmp_path}/s.yaml"])
+
+
 def test_starting_is_fast():
     code = (
         "import sys, zoo.sweep; slow = {'torch', 'pytorch_lightning', 'optuna', 'callbacks', 'heads'}; "
@@ -195,8 +236,8 @@ def test_starting_is_fast():
 def test_a_grid_is_run_in_order_with_all_seeds_and_compared(sweeps):
     out, err = sweeps.run("--grid", "x=1,3,5", "y=a,b", "--seeds=2")
     names = sweeps.starts()
-    assert [name.rsplit("_", 2)[0] for name in names[::2]] == [f"exp_x-{x}_y-{y}" for x in (1, 3, 5) for y in "ab"]
-    assert [name[-1] for name in names] == ["0", "1"] * 6
+    expected = [f"seed{seed}/exp_x-{x}_y-{y}" for x in (1, 3, 5) for y in "ab" for seed in (0, 1)]
+    assert [name.rsplit("_", 1)[0] for name in names] == expected
     assert "compared 12 data,x,y" in out
     assert out.splitlines()[-2:] == [
         "best val/nDCG@5, 1.0105: x=3, y=a",
@@ -207,10 +248,21 @@ def test_a_grid_is_run_in_order_with_all_seeds_and_compared(sweeps):
     assert len(sweeps.starts()) == 12
 
 
+def test_the_runs_of_a_setting_have_one_name_so_that_their_folder_compares_by_setting(sweeps):
+    from zoo.compare.comparison import compare_runs
+    from zoo.results import read_runs
+
+    sweeps.run("--grid", "x=1,3", "--seeds=3")
+    (part,) = compare_runs(read_runs([sweeps.folder / "out"])).parts
+    assert [len(row.runs) for row in part.rows] == [3, 3]
+    assert [row.name.rsplit("_", 1)[0] for row in part.rows] == ["exp_x-1", "exp_x-3"]
+    assert len(list(sweeps.folder.glob("out/runs/seed[012]/exp_x-[13]_*/fit.log"))) == 6
+
+
 def test_more_seeds_are_added_to_what_is_there(sweeps):
     sweeps.run("--grid", "x=1,3", "--seeds=1")
     out, _ = sweeps.run("--grid", "x=1,3", "--seeds=3")
-    assert Counter(name[-1] for name in sweeps.starts()) == {"0": 2, "1": 2, "2": 2}
+    assert Counter(name[:5] for name in sweeps.starts()) == {"seed0": 2, "seed1": 2, "seed2": 2}
     assert "compared 6" in out
     assert "best val/nDCG@5, 1.0110" in out
 
@@ -267,7 +319,7 @@ def test_pruning_stops_a_run_that_lags_behind(sweeps):
     assert [row[1] for row in sweeps.table()] == [*["COMPLETE"] * 5, "PRUNED", "COMPLETE"]
     assert "x=9, seed 0: pruned" in err
     assert "compared 12" in out
-    (place,) = (sweeps.folder / "out" / "runs").glob("exp_x-9_*")
+    (place,) = (sweeps.folder / "out" / "runs").glob("*/exp_x-9_*")
     assert not list(place.glob("*/metrics.json"))
     starts = sweeps.starts()
     sweeps.run(*args)
@@ -296,7 +348,7 @@ def test_workers_with_folders_of_their_own_share_a_study(sweeps):
     both = [sweeps.start(*args, out=out) for out in ("one", "two")]
     said = [sweep.communicate(timeout=60) for sweep in both]
     assert [sweep.returncode for sweep in both] == [0, 0], said
-    runs = [len(list(sweeps.folder.glob(f"{out}/runs/*/*/metrics.json"))) for out in ("one", "two")]
+    runs = [len(list(sweeps.folder.glob(f"{out}/runs/*/*/*/metrics.json"))) for out in ("one", "two")]
     assert sum(runs) == len(sweeps.starts()) == 6
     assert all(runs)
 
@@ -338,12 +390,21 @@ def test_a_child_that_outlives_a_killed_sweep_is_waited_for(sweeps):
 def test_another_config_other_keys_and_other_options_are_refused_in_the_same_folder(sweeps):
     sweeps.run("--grid", "x=1")
     _, err = sweeps.run("--grid", "x=2", code=2)
-    assert err == "error: out has a sweep with another keys or values: give this one another --out\n"
+    said = "out has a sweep with another order of keys, or other keys or values: give this one another --out"
+    assert err == f"error: {said}\n"
     assert "another options" in sweeps.run("--grid", "x=1", "--pause=0", code=2)[1]
     sweeps.run("--grid", "x=1", "--wandb.mode=disabled", "--jobs=2")
     (sweeps.folder / "exp.yaml").write_text("data: {class_path: Reuters}\n")
     assert "another content of the experiment" in sweeps.run("--grid", "x=1", code=2)[1]
     assert len(sweeps.starts()) == 1
+
+
+def test_another_order_and_another_kind_are_refused_in_the_same_folder(sweeps):
+    sweeps.run("--grid", "x=1,2", "y=a,b")
+    assert "another order of keys" in sweeps.run("--grid", "y=a,b", "x=1,2", code=2)[1]
+    _, err = sweeps.run("--search", "x=1,2", "y=a,b", "--trials=4", code=2)
+    assert "out has a sweep with another kind, grid or search: give this one another --out" in err
+    assert len(sweeps.starts()) == 4
 
 
 def test_a_changed_part_of_the_experiment_is_noticed(sweeps):
@@ -358,6 +419,34 @@ def test_what_fit_does_not_accept_is_said_before_anything_starts(sweeps):
     _, err = sweeps.run("--grid", "wrong=1,2,3", code=2)
     assert err.splitlines()[-1] == "error: zoo fit does not accept the first setting: key 'wrong' is not accepted"
     assert sweeps.starts() == []
+    assert not (sweeps.folder / "out").exists()
+
+
+@pytest.mark.parametrize("storage", ["nosuch://x", "sqlite:///no/such/folder.db", "exp.yaml", "exp.yaml/x"])
+def test_a_storage_that_cannot_be_opened_is_refused_and_nothing_is_left(sweeps, storage):
+    before = {path: path.read_text() for path in sweeps.folder.iterdir()}
+    _, err = sweeps.run("--grid", "x=1", f"--storage={storage}", code=2)
+    assert err.splitlines()[-1].startswith("error: --storage=")
+    assert {path: path.read_text() for path in sweeps.folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("out", ["exp.yaml", "exp.yaml/x"])
+def test_a_folder_that_cannot_be_made_is_refused_at_once(sweeps, out):
+    _, err = sweeps.run("--grid", "x=1", out=out, code=2)
+    assert re.fullmatch(rf"error: --out={out}: .*exp.yaml is not a folder that can be written to\n", err)
+
+
+def test_a_lock_that_cannot_be_made_is_a_mistake_in_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    for place in ("file", "file/x"):
+        with pytest.raises(UserError, match="choose another folder with --out"):
+            Lock(tmp_path / place / "sweep.lock")
+
+
+def test_an_experiment_that_is_not_utf8_is_refused(sweeps):
+    (sweeps.folder / "exp.yaml").write_bytes(b"# \xe4\n")
+    _, err = sweeps.run("--grid", "x=1", code=2)
+    assert err == "error: exp.yaml is not text in UTF-8\n"
 
 
 def test_without_validations_a_grid_has_its_table_and_a_search_ends(sweeps):
@@ -392,4 +481,4 @@ def test_a_key_that_the_table_does_not_know_does_not_cost_the_table(monkeypatch,
     monkeypatch.setitem(sys.modules, "zoo.compare", types.SimpleNamespace(compare=compare))
     show_table(["run"], ["trainer.callbacks.copies"])
     assert asked == ["data,trainer.callbacks.copies", "data,experiment"]
-    assert "a row for each run instead" in " ".join(capsys.readouterr().err.split())
+    assert "a row for each setting instead" in " ".join(capsys.readouterr().err.split())

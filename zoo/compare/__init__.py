@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,8 @@ def compare(
     kind = format_of(format, out)
     if samples < 1:
         raise UserError(f"--samples={samples} is too low: give 1,000 or so")
+    if seed < 0:
+        raise UserError(f"--seed={seed} is negative: give 0 or more")
     named = None if columns is None else listed("columns", columns)
     every = ["all"] if kind == "csv" else None
     comparison = compare_runs(read_runs(runs), listed("by", by), named or every, published)
@@ -96,8 +99,10 @@ def write(text: str, out: str | None) -> None:
         sys.stdout.flush()
         return
     path = Path(out)
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise UserError(f"--out={out} is not a file in an existing folder")
+    if path.is_dir():
+        raise UserError(f"--out={out} is a folder: give a file")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"--out={out}: the folder {path.parent} does not exist")
     try:
         with written_whole(path) as aside:
             aside.write_text(text, "utf8")
@@ -192,8 +197,8 @@ def pair_sheet(pair: Pair) -> Sheet:
             Cell(f"{100 * one.reference:.2f}"),
             Cell(f"{100 * one.value:.2f}"),
             Cell(f"{100 * one.difference:+.2f}", one.is_significant),
-            Cell(f"{100 * one.low:+.2f} to {100 * one.high:+.2f}"),
-            Cell(f"{one.p:.3f}" if one.p >= 0.001 else f"{one.p:.1g}", one.is_significant),
+            Cell("too few" if math.isnan(one.p) else f"{100 * one.low:+.2f} to {100 * one.high:+.2f}"),
+            Cell("" if math.isnan(one.p) else f"{one.p:{'.3f' if one.p >= 0.001 else '.1g'}}", one.is_significant),
         ]
         for one in pair.differences
     ]
@@ -205,12 +210,13 @@ def pair_sheet(pair: Pair) -> Sheet:
 def pair_records(pairs: list[Pair]) -> Iterator[dict[str, str]]:
     for pair in pairs:
         for one in pair.differences:
-            shares = {
-                "reference_value": one.reference,
-                "value": one.value,
-                "difference": one.difference,
-                "low": one.low,
-                "high": one.high,
+            numbers = {
+                "reference_value": 100 * one.reference,
+                "value": 100 * one.value,
+                "difference": 100 * one.difference,
+                "low": 100 * one.low,
+                "high": 100 * one.high,
+                "p": one.p,
             }
             names = {"data": pair.data, "reference": pair.reference, "row": pair.other, "metric": one.metric}
-            yield names | {name: f"{100 * share:.6f}" for name, share in shares.items()} | {"p": f"{one.p:.6f}"}
+            yield names | {name: "" if math.isnan(value) else f"{value:.6f}" for name, value in numbers.items()}

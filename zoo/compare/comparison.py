@@ -26,6 +26,7 @@ SHOWN = (
 PUBLISHED = Path(__file__).with_name("published.csv")
 NO_THRESHOLD = {"microF1": "microF1@0.5", "macroF1": "macroF1@0.5"}  # what papers mean where they do not say
 NAMED = 5  # keys in a note, and suggestions in an error, at most
+MOST_NOTES = 3  # of rows that mix runs; more are told in one line
 # Settings, and sections of them, in which runs may differ and still be repetitions of each other.
 REPEATED = {
     *("seed_everything", "name", "runs", "ckpt", "ckpt_path", "final_test", "wandb", "last"),
@@ -154,9 +155,7 @@ def compare_runs(
     for run in runs:
         values = {key: shown(run.fact(key) if key in FACTS else run.settings.get(key, "")) for key in keys}
         rows.setdefault(tuple(values.values()), Row(values)).runs.append(run)
-    for row in rows.values():
-        if len(row.runs) > 1:
-            tell_mixed(row, by)
+    tell_mixed([row for row in rows.values() if len(row.runs) > 1], by)
     parts = []
     for data in dict.fromkeys(row.keys["data"] for row in rows.values()):
         own = [row for row in rows.values() if row.keys["data"] == data]
@@ -213,23 +212,34 @@ def shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def tell_mixed(row: Row, by: Sequence[str]) -> None:
-    """Say so where the runs of a row are more than repetitions with other seeds."""
+def tell_mixed(rows: Iterable[Row], by: Sequence[str]) -> None:
+    """Say so where the runs of a row are more than repetitions with other seeds; of many rows, in one line."""
+    mixed = [(row, keys) for row in rows if (keys := mixed_keys(row))]
+
+    def tell(where: str, keys: Sequence[str], apart: Iterable[str], seed: str = "") -> None:
+        settings = [key for key in keys if key != "run"]
+        more = f" and {len(settings) - NAMED} more" if len(settings) > NAMED else ""
+        what = [f"differ in {', '.join(settings[:NAMED])}{more}"] if settings else []
+        what += [f"have the same seed{seed}"] if "run" in keys else []
+        option = ",".join(dict.fromkeys([*by, *apart]))
+        note(f"{where} runs that {' or '.join(what)}; `--by {option}` tells them apart")
+
+    if len(mixed) > MOST_NOTES:
+        often = Counter(key for _, keys in mixed for key in keys)
+        tell(f"{len(mixed)} rows: averaged over", [key for key, _ in often.most_common()], (k[0] for _, k in mixed))
+        return
+    for row, keys in mixed:
+        where = f"{row.name}, {row.keys['data']}" if row.name != row.keys["data"] else row.name
+        seed, _ = Counter(shown(run.fact("seed")) for run in row.runs).most_common(1)[0]
+        tell(f"{where}: averaged over {len(row.runs)}", keys, keys[:1], f", {seed}")
+
+
+def mixed_keys(row: Row) -> list[str]:
+    """In what the runs differ besides seeds; `run` where they have the same seed twice and differ in nothing else."""
     facts = [key for key in ("experiment", "head", "backbone") if len({shown(run.fact(key)) for run in row.runs}) > 1]
     differing = [*facts, *(key for key in differing_settings(row.runs) if key.removeprefix("model.") not in facts)]
-    seeds = Counter(shown(run.fact("seed")) for run in row.runs)
-    if differing:
-        more = f" and {len(differing) - NAMED} more" if len(differing) > NAMED else ""
-        what = f"differ in {', '.join(differing[:NAMED])}{more}"
-        key = differing[0]
-    elif max(seeds.values()) > 1:
-        what = f"have the same seed, {seeds.most_common(1)[0][0]}"
-        key = "run"
-    else:
-        return
-    option = ",".join(dict.fromkeys([*by, key]))
-    where = f"{row.name}, {row.keys['data']}" if row.name != row.keys["data"] else row.name
-    note(f"{where}: averaged over {len(row.runs)} runs that {what}; `--by {option}` tells them apart")
+    seeds = {shown(run.fact("seed")) for run in row.runs}
+    return differing or (["run"] if len(seeds) < len(row.runs) else [])
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:

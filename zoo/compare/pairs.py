@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,8 @@ def compare_pairs(
     names = list(dict.fromkeys(row.name for part in comparison.parts for row in part.rows))
     if against is not None and against not in names:
         raise UserError(f"--against: there is no row {against!r}; {suggestion(against, names)}")
+    if all(len(part.rows) < 2 for part in comparison.parts):
+        raise UserError("--significance needs two rows on the same data; --by says what tells rows apart")
     pairs = []
     with progress_bar("Resampling") as bar:
         advance = bar(sum(len(row.runs) for part in comparison.parts for row in part.rows))
@@ -70,7 +72,7 @@ def compare_pairs(
         if pairs and not any(pair.differences for pair in pairs):
             raise UserError("--columns: predictions tell nothing of these; --significance can do P@1, PSP@5, ...")
     if not pairs:
-        raise UserError("--significance needs two rows on the same data whose runs have predictions.parquet")
+        raise UserError("--significance needs two rows on the same data whose predictions can be compared")
     return pairs
 
 
@@ -80,26 +82,29 @@ def pairs_of(part: Part, against: str | None, samples: int, seed: int) -> list[P
         why = f"no row {against!r}" if reference is None else "one row only"
         note(f"{part.data}: {why}, nothing to compare with")
         return []
-    first = next((tested for run in reference.runs if (tested := read_tested(run)) is not None), None)
-    if first is None:
+    own = list(tested_runs(reference))
+    if not own:
         return []
-    measured = row_resampled(reference, first, samples, seed)
-    assert measured is not None  # `first` is among its runs
-    others = [(row, row_resampled(row, first, samples, seed)) for row in part.rows if row is not reference]
-    return [
-        Pair(part.data, reference.name, row.name, differences(measured, other))
-        for row, other in others
-        if other is not None
+    others = [
+        (row, row_resampled(tested_runs(row), own[0], samples, seed)) for row in part.rows if row is not reference
     ]
+    found = [(row, other) for row, other in others if other is not None]
+    measured = row_resampled(own, own[0], samples, seed) if found else None
+    if measured is None:
+        return []
+    return [Pair(part.data, reference.name, row.name, differences(measured, other)) for row, other in found]
 
 
-def row_resampled(row: Row, first: Tested, samples: int, seed: int) -> Resampled | None:
+def tested_runs(row: Row) -> Iterator[Tested]:
+    """Those that have kept their test; each of the others is read, and told, once."""
+    return (tested for run in row.runs if (tested := read_tested(run)) is not None)
+
+
+def row_resampled(runs: Iterable[Tested], first: Tested, samples: int, seed: int) -> Resampled | None:
     """Over the runs that were tested on the documents of `first`; others are named and left out."""
     found = []
-    for run in row.runs:
-        tested = first if run is first.run else read_tested(run)
-        if tested is None:
-            continue
+    for tested in runs:
+        run = tested.run
         if tested.ids != first.ids:
             note(f"{run.folder} is left out: its test documents are not those of {first.run.folder}")
         elif not tested.is_truth_of(first):
@@ -115,7 +120,9 @@ def read_tested(run: Run) -> Tested | None:
 
     documents, labels = run.predictions(), run.labels()
     if documents is None or labels is None:
-        note(f"{run.folder} is left out: it has no predictions.parquet and labels.parquet")
+        missing = [name for name in ("predictions.parquet", "labels.parquet") if not (run.folder / name).exists()]
+        if missing:  # else `run` has told that one cannot be read
+            note(f"{run.folder} is left out: it has no {' and '.join(missing)}")
         return None
     documents = documents.take(pc.sort_indices(documents["id"]))
     weights = labels["weight"].to_numpy()

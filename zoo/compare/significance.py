@@ -7,7 +7,7 @@ is drawn. All metrics are made of sums over documents, so a resample is one matr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,6 +27,7 @@ FIXED = 0.5  # threshold of the metrics that are not tuned
 LEVEL = 0.05  # of significance; the interval leaves out as much
 CELLS = 4_000_000  # numbers at most in a matrix of resamples, 32 MB
 DECIMALS = 12  # of a difference: beyond them is the rounding of sums, which would count as better or worse
+FEWEST = 20  # test documents with a label of a group: of fewer, resamples show too little of the chance there is
 GROUPS = ("all", "oneshot", "rare", "few", "medium", "many")
 
 
@@ -118,7 +119,8 @@ class Measurement:
             f = 2 * hits / np.maximum(predicted + support, 1)
             if at == "top":
                 members = np.stack([*self.groups.values()], axis=1).astype(float)
-                sizes = np.maximum(present @ members, 1)
+                sizes = present @ members
+                sizes[sizes == 0] = np.nan  # without any label of a group its metrics are not defined
                 kinds = (hits / np.maximum(predicted, 1), hits / np.maximum(support, 1), f)
                 by_group = np.stack([(kind * present) @ members / sizes for kind in kinds], axis=2)
                 yield by_group.reshape(len(counts), -1)
@@ -167,6 +169,12 @@ class Measurement:
             "many": documents > 100,
         }
         return {name: masks[name] for name in GROUPS if masks[name].any()}
+
+    @property
+    def unsure(self) -> set[str]:
+        """Metrics of groups that rest on too few documents for an interval."""
+        sizes = {group: (self._support @ mask.astype(float) > 0).sum() for group, mask in self.groups.items()}
+        return {f"macro{kind}@{TOP}/{group}" for group, size in sizes.items() for kind in "PRF" if size < FEWEST}
 
     @cached_property
     def means(self) -> dict[str, Floats]:
@@ -241,7 +249,7 @@ def resamples(size: int, samples: int, seed: int, rows: int) -> Iterator[Floats]
 
 
 class Difference(NamedTuple):
-    """One metric of two rows, as fractions."""
+    """One metric of two rows, as fractions; interval and p are nan where it rests on too few documents."""
 
     metric: str
     reference: float
@@ -261,10 +269,11 @@ class Difference(NamedTuple):
 
 @dataclass
 class Resampled:
-    """Metrics of a row by name: themselves, and in every resample, (samples,)."""
+    """Metrics of a row by name: themselves, and in every resample, (samples,), nan where they are not defined."""
 
     point: dict[str, float]
     samples: dict[str, Floats]
+    unsure: set[str] = field(default_factory=set)  # those that rest on too few documents for an interval
 
     @classmethod
     def of(cls, measurements: list[Measurement], samples: int, seed: int) -> Resampled:
@@ -275,6 +284,7 @@ class Resampled:
         return cls(
             {name: float(np.mean([point[name] for point in points])) for name in names},
             {name: np.mean([one[name] for one in drawn], axis=0) for name in names},
+            set().union(*(one.unsure for one in measurements)),
         )
 
 
@@ -284,6 +294,9 @@ def differences(reference: Resampled, other: Resampled) -> list[Difference]:
     Resampled differences are first shifted to have the difference itself as their mean. It changes little but for
     macro metrics: resamples lose labels with few test documents, so that all of them lean to one side.
 
+    Resamples in which a metric is not defined are left out, and metrics that rest on too few documents have neither
+    interval nor p.
+
     A resample without any difference counts on both sides, p is 1 at most, and never below 1 / samples: so few
     resamples could not show less.
     """
@@ -292,8 +305,12 @@ def differences(reference: Resampled, other: Resampled) -> list[Difference]:
         if name not in other.point:
             continue
         by_sample = other.samples[name] - reference.samples[name]
+        by_sample = by_sample[~np.isnan(by_sample)]
+        if name in reference.unsure | other.unsure or not len(by_sample):
+            found.append(Difference(name, reference.point[name], other.point[name], np.nan, np.nan, np.nan))
+            continue
         by_sample = np.round(by_sample - by_sample.mean() + other.point[name] - reference.point[name], DECIMALS)
-        low, high = np.quantile(by_sample, [LEVEL / 2, 1 - LEVEL / 2])
+        low, high = np.clip(np.quantile(by_sample, [LEVEL / 2, 1 - LEVEL / 2]), -1, 1)
         rarer = min(float(np.mean(by_sample <= 0)), float(np.mean(by_sample >= 0)))
         p = min(max(2 * rarer, 1 / len(by_sample)), 1.0)
         found.append(Difference(name, reference.point[name], other.point[name], float(low), float(high), p))

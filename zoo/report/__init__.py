@@ -6,7 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 from callbacks.pictures import bins, of_files, tail_f1
 from callbacks.pictures.canvas import svg_file
@@ -73,18 +75,22 @@ def make_page(runs: Sequence[Run]) -> Page:
         groups.setdefault(run.data, []).append(place)
     drawn = [of_files(one) for one in files]
     parts = []
+    of_data = list(groups) if len(groups) > 1 else []
+    slugs = unique_slugs([*of_data, *titles])
+    prefixes = {data: f"{name}-" for data, name in zip(of_data, slugs, strict=False)}
+    slugs = slugs[len(of_data) :]
     for data, places in groups.items():
-        prefix = f"{slug(data)}-" if len(groups) > 1 else ""
+        prefix = prefixes.get(data, "")
         shared = [
             Picture(kind, f"{prefix}{kind}", next(drawn[place][kind] for place in places if kind in drawn[place]))
             for kind in OF_DATA
             if any(kind in drawn[place] for place in places)
         ]
-        compared = comparisons([runs[place] for place in places], [titles[place] for place in places], prefix)
+        compared = comparisons([Compared(runs[i], titles[i], slugs[i], files[i]) for i in places], prefix)
         parts.append(DataPart(re.sub("^sample", "the built-in sample", data), [*shared, *compared]))
     sections = []
-    for run, title, one, figures in zip(runs, titles, files, drawn, strict=True):
-        prefix = f"{slug(title)}-" if len(runs) > 1 else ""
+    for run, title, name, one, figures in zip(runs, titles, slugs, files, drawn, strict=True):
+        prefix = f"{name}-" if len(runs) > 1 else ""
         kinds = [kind for kind in OF_RUN if kind in figures and (kind != "bins" or len(groups[run.data]) == 1)]
         pictures = [Picture(kind, f"{prefix}{kind}", figures[kind]) for kind in kinds]
         sections.append(RunPart(run, title, one, pictures))
@@ -92,22 +98,31 @@ def make_page(runs: Sequence[Run]) -> Page:
     return Page(title, datetime.now().strftime("%Y-%m-%d %H:%M"), html_table(compare_runs(runs, keys)), parts, sections)
 
 
-def comparisons(runs: Sequence[Run], titles: Sequence[str], prefix: str) -> Iterator[Picture]:
+class Compared(NamedTuple):
+    """A run beside others on the same data."""
+
+    run: Run
+    title: str
+    slug: str
+    files: RunFiles
+
+
+def comparisons(runs: Sequence[Compared], prefix: str) -> Iterator[Picture]:
     """Runs on the same data: all in one picture of bins, and rare labels of each other one against the first."""
     if len(runs) < 2:
         return
-    metrics = {title: run.metrics for title, run in zip(titles, runs, strict=True)}
-    if (figure := bins(metrics)) is not None:
+    if (figure := bins({one.title: one.run.metrics for one in runs})) is not None:
         yield Picture("bins", f"{prefix}bins", figure)
-    if (first := label_scores(runs[0])) is None:
+    scores = (label_scores(one.run) if one.files.names else None for one in runs)
+    if (first := next(scores)) is None:
         return
-    for run, title in zip(runs[1:], titles[1:], strict=True):
-        if (other := label_scores(run)) is None:
+    for one, other in zip(runs[1:], scores, strict=True):
+        if other is None or other.ids != first.ids:
             continue
         pair = tail_pair(first, other)
-        figure = tail_f1(pair.names, pair.documents, pair.one, pair.other, (titles[0], title))
+        figure = tail_f1(pair.names, pair.documents, pair.one, pair.other, (runs[0].title, one.title))
         if figure is not None:
-            yield Picture("tail_f1", f"{prefix}tail_f1-{slug(title)}", figure, title)
+            yield Picture("tail_f1", f"{prefix}tail_f1-{one.slug}", figure, one.title)
 
 
 def unique_titles(runs: Sequence[Run]) -> list[str]:
@@ -127,6 +142,15 @@ def unique_titles(runs: Sequence[Run]) -> list[str]:
         seen[name] += 1
         titles.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
     return titles
+
+
+def unique_slugs(titles: Sequence[str]) -> list[str]:
+    """A slug for each, with a number behind those that another has already."""
+    found: list[str] = []
+    for plain in map(slug, titles):
+        names = (plain if number == 1 else f"{plain}-{number}" for number in count(1))
+        found.append(next(name for name in names if name not in found))
+    return found
 
 
 def slug(title: str) -> str:

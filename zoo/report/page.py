@@ -190,7 +190,8 @@ def picture_html(picture: Picture) -> str:
 def facts_html(run: Run) -> str:
     """What is known of a run beside its metrics; what is not known is left out."""
     facts, memory = run.facts, run.value("memory")
-    stages = [stage for stage in run.config.get("stages") or [] if isinstance(stage, dict)]
+    listed = run.config.get("stages")
+    stages = [stage for stage in listed if isinstance(stage, dict)] if isinstance(listed, list) else []
     shown = {
         "data": run.data,
         "backbone": run.fact("backbone"),

@@ -20,6 +20,7 @@ FEW = 20  # training documents of a tail label at most
 class LabelScores:
     """Of all labels of a run."""
 
+    ids: list[str]  # of the test documents, in order
     names: list[str]
     documents: np.ndarray  # training documents
     support: np.ndarray  # test documents
@@ -49,7 +50,8 @@ def label_scores(run: Run) -> LabelScores | None:
     support = np.bincount(truth.values, minlength=size)
     total = np.bincount(guesses, minlength=size) + support
     f1 = 2 * np.bincount(guesses[hits], minlength=size) / np.maximum(total, 1)
-    return LabelScores(labels["label"].to_pylist(), labels["documents"].to_numpy(), support, f1)
+    ids = sorted(predictions["id"].to_pylist())
+    return LabelScores(ids, labels["label"].to_pylist(), labels["documents"].to_numpy(), support, f1)
 
 
 def tail_pair(one: LabelScores, other: LabelScores) -> TailPair:

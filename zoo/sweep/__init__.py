@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import os
 import shlex
 import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -22,6 +24,9 @@ from zoo.sweep.plan import Plan, read_plan
 from zoo.sweep.trials import Trial, Trials, open_storage
 from zoo.sweep.workers import Fits, Workers
 
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
 FIT = (sys.executable, "-m", "zoo", "fit")
 HEADER = "# Made by `python -m zoo sweep`: the same command goes on with what is in this folder.\n"
 
@@ -29,8 +34,8 @@ HEADER = "# Made by `python -m zoo sweep`: the same command goes on with what is
 def run_sweep(argv: list[str], program: Sequence[str] = FIT) -> None:
     """Run, or go on with, a sweep; `program` is what trains."""
     plan = read_plan(argv)
-    place, study = settle(plan, program)
-    trials = Trials(open_storage(plan.storage), study, plan.axes, plan.trials, plan.is_grid, place, plan.out / "locks")
+    storage, place, study = settle(plan, program)
+    trials = Trials(storage, study, plan.axes, plan.trials, plan.is_grid, place, plan.out / "locks")
     fits = Fits(plan.experiment, plan.axes, [*program, *plan.fit_options], plan.out / "runs", plan.metric)
     workers = Workers(trials, fits, plan.seeds, plan.jobs, plan.prune, plan.timeout, needs_values=not plan.is_grid)
     signal_number = workers.run()
@@ -42,23 +47,42 @@ def run_sweep(argv: list[str], program: Sequence[str] = FIT) -> None:
         raise SystemExit(1)
 
 
-def settle(plan: Plan, program: Sequence[str]) -> tuple[str, str]:
-    """The ids of the folder and of the study; a folder of another sweep, or options that `fit` refuses, end here."""
+def settle(plan: Plan, program: Sequence[str]) -> tuple[BaseStorage, str, str]:
+    """The study's storage, and the ids of the folder and of the study; a sweep that is refused leaves nothing here."""
     file, identity = plan.out / "sweep.yaml", plan.identity()
     study = f"{plan.experiment}-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:10]}"
+    check_folder(plan.out)
+    if place := known_place(file, identity):
+        return open_storage(plan.storage), place, study
+    note("checking that zoo fit accepts the settings")
+    check_command([*program, *plan.fit_options, *options_of(plan.axes, first_setting(plan.axes))])
+    storage = open_storage(plan.storage)
     with Lock(plan.out / "sweep.lock"):
-        if file.is_file():
-            known = yaml.safe_load(file.read_text("utf8"))
-            if changed := [key for key in identity if known.get(key) != identity[key]]:
-                what = {"config": "content of the experiment", "keys": "keys or values"}.get(changed[0], changed[0])
-                raise UserError(f"{plan.out} has a sweep with another {what}: give this one another --out")
-            return known["place"], study
-        note("checking that zoo fit accepts the settings")
-        check_command([*program, *plan.fit_options, *options_of(plan.axes, first_setting(plan.axes))])
-        place = uuid.uuid4().hex[:12]
-        with written_whole(file) as aside:
-            aside.write_text(HEADER + yaml.safe_dump({"place": place, **identity}, sort_keys=False), "utf8")
-        return place, study
+        place = known_place(file, identity)  # another process may have been faster
+        if place is None:
+            place = uuid.uuid4().hex[:12]
+            with written_whole(file) as aside:
+                aside.write_text(HEADER + yaml.safe_dump({"place": place, **identity}, sort_keys=False), "utf8")
+        return storage, place, study
+
+
+def check_folder(out: Path) -> None:
+    """Refuse a folder that cannot be made or written to."""
+    there = next(path for path in (out, *out.absolute().parents) if os.path.exists(path))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"--out={out}: {there} is not a folder that can be written to")
+
+
+def known_place(file: Path, identity: dict[str, Any]) -> str | None:
+    """The id of a folder that has this sweep; one of another sweep is refused."""
+    if not file.is_file():
+        return None
+    known = yaml.safe_load(file.read_text("utf8"))
+    if changed := [key for key in identity if known.get(key) != identity[key]]:
+        names = {"config": "content of the experiment", "keys": "order of keys, or other keys or values"}
+        what = {**names, "kind": "kind, grid or search"}.get(changed[0], changed[0])
+        raise UserError(f"{file.parent} has a sweep with another {what}: give this one another --out")
+    return str(known["place"])
 
 
 def conclude(plan: Plan, trials: Trials, fits: Fits, whole: bool) -> None:
@@ -92,7 +116,7 @@ def show_table(folders: list[str], keys: list[str]) -> None:
     try:
         compare(folders, by=",".join(["data", *keys]))
     except UserError as error:  # a key that a run's settings do not have, such as one of a callback in a list
-        note(f"{error}; a row for each run instead")
+        note(f"{error}; a row for each setting instead")
         compare(folders)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ RANGE = re.compile(r"(?P<low>[^.].*?|\.\d.*?)\.\.(?P<high>.+?)(?P<log>:log)?")
 WHOLE = re.compile(r"[+-]?\d+")
 OPENING, CLOSING, QUOTES = "[{(", "]})", "'\""
 ILLEGAL = re.compile(r"[^A-Za-z0-9._+-]+")  # in the name of a folder, on some file system
-NAME_LENGTH = 80  # characters of a name before its hash and seed
+NAME_LENGTH = 80  # characters of a name before its hash
 
 Setting = Mapping[str, Any]  # an axis's name to its value
 
@@ -93,8 +94,10 @@ def parse_range(keys: tuple[str, ...], match: re.Match[str]) -> Axis:
         low, high = (int(end) if all(map(WHOLE.fullmatch, ends)) else float(end) for end in ends)
     except ValueError:
         raise UserError(f"--search {match[0]}: a range is of numbers, as in {SEARCH_EXAMPLE}") from None
-    if not low < high or (log and low <= 0):
-        why = "a logarithmic one begins above 0" if low < high else "it ends above its beginning"
+    finite = math.isfinite(low) and math.isfinite(high)
+    if not finite or not low < high or (log and low <= 0):
+        order = "a logarithmic one begins above 0" if low < high else "the end must be above the beginning"
+        why = order if finite else "its ends are finite"
         raise UserError(f"--search {'+'.join(keys)}={match[0]} is no range: {why}, as in {SEARCH_EXAMPLE}")
     return Axis(keys, low=low, high=high, log=log)
 
@@ -180,12 +183,12 @@ def describe(axes: Sequence[Axis], setting: Setting) -> str:
     return ", ".join(f"{key}={short_text(setting[name])}" for name, key in short_keys(axes).items())
 
 
-def run_name(experiment: str, axes: Sequence[Axis], setting: Setting, seed: int) -> str:
-    """A folder's name that no other setting and seed of a sweep has."""
+def run_name(experiment: str, axes: Sequence[Axis], setting: Setting) -> str:
+    """A folder's name that no other setting of a sweep has."""
     values = [f"{key}-{short_text(setting[name])}" for name, key in short_keys(axes).items()]
     readable = ILLEGAL.sub("-", "_".join([experiment, *values]))
     content = json.dumps(options_of(axes, setting)).encode()
-    return f"{readable[:NAME_LENGTH].strip('.-_')}_{hashlib.sha256(content).hexdigest()[:6]}_seed{seed}"
+    return f"{readable[:NAME_LENGTH].strip('.-_')}_{hashlib.sha256(content).hexdigest()[:6]}"
 
 
 def short_text(value: Any) -> str:

@@ -42,8 +42,11 @@ class Lock:
     """A file that one process holds; the kernel lets go of it when the process, and all who inherited it, are gone."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise UserError(f"cannot make {path}: {error.strerror}; choose another folder with --out") from error
 
     def try_acquire(self) -> bool:
         try:

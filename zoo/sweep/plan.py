@@ -17,6 +17,8 @@ from datamodules.errors import UserError
 from zoo.sweep.axes import Axis, parse_grid, parse_search, parse_texts
 
 OWN = ("--name", "--runs", "--seed_everything", "--ckpt_path", "--ckpt", "--from_stage")  # set by the sweep
+OWN_REASON = "it gives each run a name, a seed and a folder"
+INSTEAD = {"seed_everything": "use --seeds N", "config": "use --config FILE"}  # of varying it
 FILE_KEYS = {"config", "grid", "search", "options"}
 PLAIN_KEYS = {"trials", "seeds", "jobs", "out", "storage", "metric", "prune", "timeout"}
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -67,8 +69,9 @@ class Plan:
     def identity(self) -> dict[str, Any]:
         """What must stay as it is for the runs that are there to count."""
         return {
+            "kind": "grid" if self.is_grid else "search",
             "metric": self.metric,
-            "keys": {axis.name: axis.text for axis in self.axes},
+            "keys": [[axis.name, axis.text] for axis in self.axes],
             "options": [option for option in self.options if not option.startswith("--wandb.")],
             "config": digest_of_configs(self.configs),
         }
@@ -93,7 +96,7 @@ def read_plan(argv: list[str]) -> Plan:
         raise UserError(f"no such configuration: {missing[0]}")
     options = [*content.get("options", []), *in_one_word(options)]
     if own := [option for option in options if option.partition("=")[0] in OWN]:
-        raise UserError(f"{own[0]} is for the sweep to set: it gives each run a name, a seed and a folder")
+        raise UserError(f"{own[0]} is for the sweep to set: {OWN_REASON}")
     grid = merged(content.get("grid", []), parse_texts(given.grid or [], search=False))
     search = merged(content.get("search", []), parse_texts(given.search or [], search=True))
     if bool(grid) == bool(search):
@@ -101,11 +104,9 @@ def read_plan(argv: list[str]) -> Plan:
         raise UserError(f"a sweep {why}: give --grid key=1,2 for all combinations, or --search key=1..9 --trials 20")
     if search and chosen["trials"] is None:
         raise UserError("--search needs --trials N: how many settings to try")
-    clash = [key for axis in grid + search for key in axis.keys]
-    if len(set(clash)) < len(clash):
-        raise UserError(f"a setting is varied twice: {', '.join(sorted(clash))}")
+    check_keys(grid + search)
     stem = Path(given.sweep or configs[-1]).stem
-    out = Path(chosen["out"] or Path("runs", "sweeps", stem))
+    out = Path(str(chosen["out"] or Path("runs", "sweeps", stem)))
     return Plan(
         configs=configs,
         axes=grid + search,
@@ -147,26 +148,42 @@ def parser() -> Parser:
 
 def read_sweep_file(file: Path) -> dict[str, Any]:
     """Its content with axes parsed, and with paths that hold from here."""
-    try:
-        content = yaml.safe_load(file.read_text("utf8"))
-    except OSError as error:
-        raise UserError(f"no such sweep: {file}") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not file.is_file():
+        raise UserError(f"no such sweep: {file}")
+    content = read_yaml(file)
     if not isinstance(content, dict) or not {"grid", "search"} & content.keys():
         raise UserError(f"{file}: expected `config` and `grid` or `search`")
     if unknown := sorted(content.keys() - FILE_KEYS - PLAIN_KEYS):
         raise UserError(f"{file}: unknown key {unknown[0]!r}; known are {', '.join(sorted(FILE_KEYS | PLAIN_KEYS))}")
     configs = content.get("config") or []
     configs = [configs] if isinstance(configs, str) else configs
+    if not is_list_of_texts(configs):
+        raise UserError(f"{file}: `config` is a file or a list of files")
     content["config"] = [os.path.relpath(file.parent / config) for config in configs]
     for kind, parse in (("grid", parse_grid), ("search", parse_search)):
         axes = content.get(kind) or {}
         if not isinstance(axes, dict) or not all(isinstance(values, list | str) for values in axes.values()):
             raise UserError(f"{file}: `{kind}` maps keys to their values, as in `model.head.samples: [1, 5, 10]`")
         content[kind] = [parse(str(key), values) for key, values in axes.items()]
-    content["options"] = [str(option) for option in content.get("options") or []]
+    content["options"] = content.get("options") or []
+    if not is_list_of_texts(content["options"]):
+        raise UserError(f"{file}: `options` is a list, as in `options: [--data.limit_val=1000]`")
     return content
+
+
+def read_yaml(file: Path) -> Any:
+    try:
+        return yaml.safe_load(file.read_text("utf8"))
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not text in UTF-8") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def in_one_word(options: Sequence[str]) -> list[str]:
@@ -184,13 +201,23 @@ def in_one_word(options: Sequence[str]) -> list[str]:
 
 def merged(of_file: list[Axis], given: list[Axis]) -> list[Axis]:
     """Axes of the command line stand in place of those of the same name."""
+    check_keys(given)
     axes = {axis.name: axis for axis in of_file} | {axis.name: axis for axis in given}
     return list(axes.values())
 
 
+def check_keys(axes: Sequence[Axis]) -> None:
+    """Refuse keys that are varied twice, and those that would be varied in vain."""
+    keys = [key for axis in axes for key in axis.keys]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise UserError(f"a setting is varied twice: {twice[0]}")
+    if own := [key for key in keys if f"--{key}" in OWN or key in INSTEAD]:
+        raise UserError(f"{own[0]} is for the sweep to set: {INSTEAD.get(own[0], OWN_REASON)}")
+
+
 def at_least_one(name: str, value: Any, default: int) -> int:
     try:
-        number = default if value is None else int(value)
+        number = default if value is None else int(str(value))  # not the 2 of 2.7
     except ValueError:
         number = 0
     if number < 1:
@@ -212,21 +239,20 @@ def seconds(value: Any) -> float | None:
     text = str(value)
     number, unit = (text[:-1], text[-1]) if text[-1:] in UNITS else (text, "s")
     try:
-        return float(number) * UNITS[unit]
+        found = float(number) * UNITS[unit]
     except ValueError:
-        raise UserError(f"--timeout={value} is no time: expected something as in 90m or 8h") from None
+        found = -1
+    if not found >= 0:  # nor is nan
+        raise UserError(f"--timeout={value} is no time: expected something as in 90m or 8h")
+    return found
 
 
 def digest_of_configs(configs: Sequence[str]) -> str:
     """Changes with the text of the experiments, or of the parts that they name."""
     digest = hashlib.sha256()
     for config in map(Path, configs):
-        text = config.read_text("utf8")
-        digest.update(text.encode())
-        try:
-            content = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise UserError(f"{config} is not valid YAML: {' '.join(str(error).split())}") from error
+        content = read_yaml(config)
+        digest.update(config.read_bytes())
         for part in content.values() if isinstance(content, dict) else ():
             if isinstance(part, str) and part.endswith((".yaml", ".yml")) and (config.parent / part).is_file():
                 digest.update((config.parent / part).read_bytes())

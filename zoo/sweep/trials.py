@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from optuna.trial import Trial as Live
 
 NO_VALUE = float("-inf")  # of a trial without a validation value: Optuna takes no trial as complete without one
+JOURNAL_START = b'{"op_code"'
 OPEN_ATTEMPTS = 5  # several processes may make the tables of a database at once, of which one succeeds
 
 
@@ -212,6 +213,10 @@ def open_storage(where: str) -> BaseStorage:
     if "://" not in where:
         try:
             Path(where).parent.mkdir(parents=True, exist_ok=True)
+            with open(where, "ab+") as file:
+                file.seek(0)
+                if not JOURNAL_START.startswith(file.read(len(JOURNAL_START))):  # it would be appended to
+                    raise UserError(f"--storage={where} is a file, but no journal of Optuna: give another")
             return JournalStorage(JournalFileBackend(where))
         except OSError as error:
             raise UserError(f"--storage={where}: {error.strerror}") from error

@@ -41,11 +41,11 @@ class Fits:
         self.experiment, self.axes, self.command, self.place, self.metric = experiment, axes, command, place, metric
 
     def of(self, trial: Trial, seed: int) -> FitRun:
-        name = run_name(self.experiment, self.axes, trial.values, seed)
-        own = [f"--seed_everything={seed}", f"--runs={self.place}", f"--name={name}", "--ckpt_path=last"]
+        name, runs = run_name(self.experiment, self.axes, trial.values), self.place / f"seed{seed}"
+        own = [f"--seed_everything={seed}", f"--runs={runs}", f"--name={name}", "--ckpt_path=last"]
         quiet = "--trainer.enable_progress_bar=false"
         varied = options_of(self.axes, trial.values)
-        return FitRun(self.place / name, [*self.command, *varied, quiet, *own], self.metric)
+        return FitRun(runs / name, [*self.command, *varied, quiet, *own], self.metric)
 
     def folders(self, trial: Trial, seeds: int) -> list[Path]:
         """Run folders that are finished."""
