@@ -1,4 +1,4 @@
-"""What every backbone hands to every head."""
+"""The backbone contract: `Features` of a batch."""
 
 from __future__ import annotations
 
@@ -11,31 +11,37 @@ from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from datamodules.batch import Batch, LabelSpace
-from datamodules.errors import UserError
+from zoo.core.errors import UserError, check_low
 
 
 @dataclass(frozen=True)
 class Features:
-    """Encoded documents. Padding positions of `tokens` hold zeros, and `mask` is False there."""
+    """Encoded documents. `tokens` are zero on padding, where `mask` is False."""
 
     tokens: Tensor  # (batch, length, dim); (batch, 0, dim) from a backbone without token states
     mask: Tensor  # (batch, length) bool
     pooled: Tensor  # (batch, dim)
-    layers: tuple[Tensor, ...]  # of every layer, for `states` to read; layers[-1] is tokens
-    vectors: tuple[Tensor, ...] = ()  # of every layer, each like `pooled`; empty where that is the only one
-    batch: Batch | None = None  # what it was made from, for heads that read words
+    layers: tuple[Tensor, ...]  # token states of all layers, not masked; layers[-1] is tokens
+    vectors: tuple[Tensor, ...] = ()  # document vectors of all layers; empty if `pooled` is the only one
+    batch: Batch | None = None  # the encoded batch, for heads that read words
 
     def states(self, layer: int) -> Tensor:
-        """Token states of a layer, the first being 1 and the last -1; zeros on padding."""
-        found = self.layers[layer - (layer > 0)]
-        return found if found is self.tokens else found * self.mask.unsqueeze(-1)
+        """Token states of a layer, from 1, or -1 for the last; zeros on padding."""
+        states = self.layers[layer - (layer > 0)]
+        return states if states is self.tokens else states * self.mask.unsqueeze(-1)
 
     def vector(self, layer: int) -> Tensor:
-        """The document's vector at a layer, the first being 1 and the last -1."""
+        """Document vectors of a layer, from 1, or -1 for the last."""
         return (self.vectors or (self.pooled,))[layer - (layer > 0)]
 
+    def take(self, documents: Tensor) -> Features:
+        """Features of some documents, in the order given."""
+        layers, vectors = (tuple(tensor[documents] for tensor in part) for part in (self.layers, self.vectors))
+        batch = None if self.batch is None else self.batch.take(documents)
+        return Features(layers[-1], self.mask[documents], self.pooled[documents], layers, vectors, batch)
+
     def float(self) -> Features:
-        """In single precision; the same object where it is that already."""
+        """The features in single precision; itself if they already are."""
         if self.pooled.dtype == self.tokens.dtype == torch.float32:
             return self
         layers, vectors = (tuple(tensor.float() for tensor in part) for part in (self.layers, self.vectors))
@@ -43,44 +49,50 @@ class Features:
 
 
 class Backbone(nn.Module, ABC):
-    """Turns token ids into features. Appending padding to a batch changes nothing."""
+    """Base class of encoders; implement `forward` and set `dim`. Padding must not change the features."""
 
     dim: int  # width of token states and of the pooled vector
     num_layers: int = 1
     has_tokens: bool = True
-    max_length: int | None = None  # tokens that it can read at most
-    reads_counts: bool = False  # True: `learn_counts` is called before training
-    reads_values: bool = False  # True: knows values of features; others see only which of them a document has
+    max_length: int | None = None  # maximum number of tokens; None for no limit
+    reads_counts: bool = False  # `learn_counts` is called before training
+    reads_values: bool = False  # uses feature values; other backbones only see which features a document has
 
     @abstractmethod
     def forward(self, batch: Batch) -> Features: ...
 
     @classmethod
     def own_tokenizer(cls, **settings: Any) -> str | None:
-        """Name or folder of the tokenizer that a backbone of these settings belongs to, if any."""
+        """Name or folder of the tokenizer that belongs to a backbone with these settings, if any."""
         return None
 
     def self_contained(self) -> dict[str, Any]:
-        """Settings that, put over its own, build it again from a checkpoint, without other files."""
+        """Settings to override when the backbone is rebuilt from a checkpoint, so that no other files are needed."""
         return {}
 
     def learn_counts(self, counts: csr_array) -> None:
-        """Take in how often each training document has each token, (documents, vocab_size)."""
+        """Learn from the token counts of the training documents, (documents, vocab_size)."""
 
     def load_vectors(self, vectors: Tensor) -> None:
-        """Start from pretrained word vectors (vocab_size, width)."""
-        raise UserError(f"{type(self).__name__} has no word embeddings of its own: leave --data.vectors out")
+        """Initialise the embedding with pretrained word vectors (vocab_size, width)."""
+        raise UserError(f"{type(self).__name__} has no word embeddings: remove `data.vectors`")
 
 
 class WordBackbone(Backbone):
-    """A backbone that begins with a table of word vectors; `first` bounds the tokens that it reads of a document."""
+    """Base class of backbones with a word embedding.
+
+    Args:
+        embed_dim: width of the word vectors.
+        embed_dropout: dropout rate of the word vectors.
+        freeze_embedding: do not train the word vectors.
+        first: read only the first tokens of a document. Default: all.
+    """
 
     def __init__(
         self, space: LabelSpace, embed_dim: int, embed_dropout: float, freeze_embedding: bool, first: int | None = None
     ) -> None:
         super().__init__()
-        if first is not None and first < 1:
-            raise UserError(f"--model.backbone.first={first} is too low: the lowest is 1")
+        check_low(1, first=first)
         self.first = first
         self.embedding = nn.Embedding(space.vocab_size, embed_dim, padding_idx=space.pad_id)
         with torch.no_grad():
@@ -93,12 +105,17 @@ class WordBackbone(Backbone):
         words: Tensor = self.embed_dropout(self.embedding(batch.ids)) * batch.mask.unsqueeze(-1)
         return words
 
-    @torch.no_grad()
     def load_vectors(self, vectors: Tensor) -> None:
-        assert len(vectors) == self.embedding.num_embeddings
-        if vectors.shape[1] != self.embedding.embedding_dim:
-            raise UserError(
-                f"the word vectors have {vectors.shape[1]} dimensions, the backbone {self.embedding.embedding_dim}: "
-                f"set --model.backbone.embed_dim={vectors.shape[1]}"
-            )
-        self.embedding.weight.copy_(vectors)
+        copy_vectors(vectors, self.embedding, "embed_dim")
+
+
+@torch.no_grad()
+def copy_vectors(vectors: Tensor, embedding: nn.Embedding, setting: str) -> None:
+    """Copy pretrained word vectors to an embedding, whose width is `setting`."""
+    width, wanted = vectors.shape[1], embedding.embedding_dim
+    if width != wanted:
+        raise UserError(
+            f"the word vectors have {width} dimensions, the backbone has {wanted}: set `{setting}={width}`, or remove "
+            "`data.vectors`"
+        )
+    embedding.weight.copy_(vectors)

@@ -11,13 +11,20 @@ from datamodules.batch import Batch, LabelSpace
 
 
 class BiLSTM(WordBackbone):
-    """Word vectors and one bidirectional LSTM layer; padding never reaches a real token.
+    """Word vectors and a bidirectional LSTM layer.
 
-    Each direction is an LSTM of its own over plain tensors. The backward one reads every document reversed
-    within its own length, so no packing is needed: on a CPU packed sequences run more than 20 times slower.
+    Each direction is a separate LSTM over padded tensors. The backward one reads every document reversed within its own
+    length: padding comes last, and no packing is needed, which is more than 20 times slower on a CPU.
 
     Args:
-        first: read only so many tokens of a document, from its beginning, where another part reads more of them.
+        embed_dim: width of the word vectors.
+        hidden: hidden width of each direction.
+        embed_dropout: dropout rate of the word vectors.
+        dropout: dropout rate of the token states.
+        pooling: how token states are pooled; attention as in HTTN.
+        learned_state: learn the initial state, which is zero otherwise.
+        freeze_embedding: do not train the word vectors.
+        first: read only the first tokens of a document, if another part of the model reads more. Default: all.
     """
 
     def __init__(
@@ -36,9 +43,8 @@ class BiLSTM(WordBackbone):
         self.dim = 2 * hidden
         self.forward_lstm = nn.LSTM(embed_dim, hidden, batch_first=True)
         self.backward_lstm = nn.LSTM(embed_dim, hidden, batch_first=True)
-        # (direction, hidden and cell state, width); zeros to begin with
-        state = torch.zeros(2, 2, hidden)
-        self.state = nn.Parameter(state) if learned_state else None
+        # (direction, hidden and cell state, width)
+        self.state = nn.Parameter(torch.zeros(2, 2, hidden)) if learned_state else None
         self.dropout = nn.Dropout(dropout)
         self.pool = MaskedPool(self.dim, pooling)
 

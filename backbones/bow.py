@@ -1,4 +1,4 @@
-"""The bag of words: what linear models read, in as many dimensions as a head likes."""
+"""Bag-of-words encoder."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import torch.nn.functional as F
 from scipy.sparse import csr_array
 from torch import Tensor, nn
 
-from backbones.base import Backbone, Features
+from backbones.base import Backbone, Features, copy_vectors
 from backbones.tfidf import TfIdf
 from datamodules.batch import Batch, LabelSpace
-from datamodules.errors import UserError
+from zoo.core.errors import check_low
 
 
 class Bow(Backbone):
-    """Sum of word vectors weighted by TF-IDF, and residual blocks on it: fast, and blind to the order of words.
+    """Sum of word vectors weighted by TF-IDF, followed by residual blocks; fast, but ignores word order.
 
     Args:
         dim: width of word vectors and of the document's vector.
-        blocks: residual layers on the document's vector.
-        dropout: of the document's vector, and within blocks.
-        word_dropout: share of a document's words that a training step does not see.
-        tokens: give vectors of words as token states, for heads with label attention; this takes longer.
-        min_documents: words that fewer training documents have are left out.
-        sublinear: count words by the logarithm; False takes values of features as they are.
-        sparse: gradients for the words of a batch alone, which takes an optimizer such as RowAdam.
+        blocks: number of residual blocks.
+        dropout: dropout rate of the document's vector, and within blocks.
+        word_dropout: dropout rate of whole words.
+        tokens: provide word vectors as token states, for heads with label attention; slower.
+        min_documents: words in fewer training documents are dropped.
+        sublinear: use 1 + ln(count); False uses counts, or feature values, as they are.
+        sparse: sparse gradients of the word vectors, which need an optimizer such as RowAdam.
     """
 
     reads_counts = True
@@ -43,13 +43,12 @@ class Bow(Backbone):
         sparse: bool = False,
     ) -> None:
         super().__init__()
-        for name, value, low in (("dim", dim, 1), ("blocks", blocks, 0), ("min_documents", min_documents, 1)):
-            if value < low:
-                raise UserError(f"--model.backbone.{name}={value} is too low: the lowest is {low}")
+        check_low(1, dim=dim, min_documents=min_documents)
+        check_low(0, blocks=blocks)
         self.dim, self.has_tokens = dim, tokens
         self.tfidf = TfIdf(space, min_documents, sublinear)
         self.words = nn.Embedding(space.vocab_size, dim, sparse=sparse)
-        nn.init.normal_(self.words.weight, std=0.05)  # at 1 the random part outweighs what few documents teach
+        nn.init.normal_(self.words.weight, std=0.05)  # at 1, noise outweighs what is learned from few documents
         self.bias = nn.Parameter(torch.zeros(dim))
         self.blocks = nn.ModuleList(nn.Linear(dim, dim) for _ in range(blocks))
         self.word_dropout, self.dropout = nn.Dropout(word_dropout), nn.Dropout(dropout)
@@ -69,9 +68,9 @@ class Bow(Backbone):
         return Features(tokens, mask, self.pool(total), (tokens,))
 
     def summed(self, ids: Tensor, weights: Tensor) -> Tensor:
-        """Weighted sum of word vectors, (batch, dim); what weighs nothing is not looked up.
+        """Weighted sum of word vectors, (batch, dim).
 
-        Each word of the batch is looked up once: its gradient is summed there, in a table of few rows.
+        Each distinct word of the batch is looked up once, so that gradients are summed in a small table.
         """
         kept = weights != 0
         sizes = kept.sum(1)
@@ -81,9 +80,9 @@ class Bow(Backbone):
         return F.embedding_bag(places, table, starts, mode="sum", per_sample_weights=weights[kept].to(table.dtype))
 
     def states(self, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """A state for each distinct word, its vector times a weight whose mean square is 1, and their mask."""
+        """States of the distinct words, which are vectors times weights with mean square 1, and their mask."""
         mask = weights != 0
-        mask[:, 0] |= ~mask.any(1)  # a document without words has one state, of zeros
+        mask[:, 0] |= ~mask.any(1)  # a document without words has one zero state
         return self.words(ids) * (weights * mask.sum(1, keepdim=True) ** 0.5).unsqueeze(-1), mask
 
     def pool(self, total: Tensor) -> Tensor:
@@ -92,18 +91,12 @@ class Bow(Backbone):
             state = state + self.dropout(block(state).relu())
         return state
 
-    @torch.no_grad()
     def load_vectors(self, vectors: Tensor) -> None:
-        if vectors.shape[1] != self.dim:
-            raise UserError(
-                f"the word vectors have {vectors.shape[1]} dimensions, the backbone {self.dim}: "
-                f"set --model.backbone.dim={vectors.shape[1]}, or leave --data.vectors out"
-            )
-        self.words.weight.copy_(vectors)
+        copy_vectors(vectors, self.words, "dim")
 
 
 def distinct(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The words that weigh something before all others, in as many columns as the longest document has."""
+    """Move words with nonzero weights to the front, and trim to the longest document."""
     kept = weights != 0
     order = kept.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, : max(int(kept.sum(1).max()), 1)]
     return ids.gather(1, order), weights.gather(1, order)

@@ -1,4 +1,4 @@
-"""The convolutional encoder of XML-CNN (Liu et al. 2017)."""
+"""The convolutional encoder of XML-CNN."""
 
 from __future__ import annotations
 
@@ -13,10 +13,20 @@ from datamodules.batch import Batch, LabelSpace
 
 
 class CNN(WordBackbone):
-    """XML-CNN: convolutions of several widths, dynamic max pooling into chunks, a bottleneck layer.
+    """XML-CNN: convolutions of several widths, dynamic max pooling, and a bottleneck layer.
+
+    Liu et al. 2017, "Deep Learning for Extreme Multi-label Text Classification"
+    (https://doi.org/10.1145/3077136.3080834).
 
     Args:
-        first: read only so many tokens of a document, from its beginning, where another part reads more of them.
+        embed_dim: width of the word vectors.
+        dim: width of token states, shared evenly by the filter widths, and of the bottleneck.
+        widths: filter widths in words.
+        chunks: parts of a document that are max-pooled.
+        embed_dropout: dropout rate of the word vectors.
+        dropout: dropout rate of the document's vector.
+        freeze_embedding: do not train the word vectors.
+        first: read only the first tokens of a document, if another part of the model reads more. Default: all.
     """
 
     def __init__(
@@ -33,17 +43,16 @@ class CNN(WordBackbone):
     ) -> None:
         super().__init__(space, embed_dim, embed_dropout, freeze_embedding, first)
         self.dim, self.chunks = dim, chunks
-        # The filters share `dim` evenly, so that token states and the bottleneck are equally wide.
         filters = [dim // len(widths) + (i < dim % len(widths)) for i in range(len(widths))]
         self.convs = nn.ModuleList(nn.Conv1d(embed_dim, n, w) for n, w in zip(filters, widths, strict=True))
-        self.around = [((width - 1) // 2, width // 2) for width in widths]  # zeros that keep the length
+        self.padding = [((width - 1) // 2, width // 2) for width in widths]  # keeps the length
         self.bottleneck = nn.Linear(dim * chunks, dim)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, batch: Batch) -> Features:
         batch = batch.first(self.first)
         words = self.embed(batch).mT  # (batch, embed_dim, length)
-        views = [conv(F.pad(words, around)) for conv, around in zip(self.convs, self.around, strict=True)]
+        views = [conv(F.pad(words, padding)) for conv, padding in zip(self.convs, self.padding, strict=True)]
         states = torch.cat(views, 1).mT.relu()
         tokens = states * batch.mask.unsqueeze(-1)
         chunks = dynamic_max_pool(tokens, batch.mask, self.chunks)
@@ -54,10 +63,10 @@ class CNN(WordBackbone):
 def dynamic_max_pool(tokens: Tensor, mask: Tensor, chunks: int) -> Tensor:
     """Maximum within each of `chunks` near-equal parts of every document's own length, (batch, chunks, dim).
 
-    States are not negative (ReLU), so a part that holds no token, in a very short document, gives zero.
+    Parts without tokens, in very short documents, are zero: states are not negative after the ReLU.
     """
     place = torch.arange(mask.shape[1], device=mask.device)
     part = place * chunks // mask.sum(1, keepdim=True).clamp_min(1)  # (batch, length)
-    part = part.clamp_max(chunks - 1).unsqueeze(-1).expand_as(tokens)  # padding is zero: harmless in the last part
+    part = part.clamp_max(chunks - 1).unsqueeze(-1).expand_as(tokens)  # padding, all zeros, is in the last part
     empty = tokens.new_zeros(len(tokens), chunks, tokens.shape[-1])
     return empty.scatter_reduce(1, part, tokens, "amax")

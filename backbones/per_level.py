@@ -1,4 +1,4 @@
-"""An encoder of its own for each level of a label tree."""
+"""One encoder per level of a label tree."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from torch import Tensor, nn
 
 from backbones.base import Backbone, Features
 from datamodules.batch import Batch, LabelSpace
-from datamodules.errors import UserError
+from zoo.core.errors import UserError, check_low
 
 
 class PerLevel(Backbone):
-    """Copies of an encoder, trained one after the other; to a head they are layers, the first copy the first of them.
+    """Several encoders of one kind, which heads see as the layers of one backbone.
 
-    AttentionXML has a network for each level of its tree, which begins as that of the level above. A head begins a
-    level with `begin`, and from the first on copies of levels that are to come do not run.
+    AttentionXML has an encoder per level of its tree, initialised from that of the level above. A head starts a level
+    with `begin`; encoders of later levels then do not run.
 
     Args:
-        encoder: what is copied; one with word vectors of its own.
-        levels: how many copies.
+        encoder: builds an encoder, one with word vectors.
+        levels: number of encoders.
     """
 
-    level: Tensor  # the last copy that runs, from 0: where they are trained one by one, the one that is trained now
+    level: Tensor  # () last encoder that runs, from 0, and the one that is trained
 
     def __init__(self, space: LabelSpace, encoder: Callable[[LabelSpace], Backbone], levels: int = 2) -> None:
         super().__init__()
-        if levels < 1:
-            raise UserError(f"--model.backbone.levels={levels} is too low: the lowest is 1")
+        check_low(1, levels=levels)
         copies = [encoder(space) for _ in range(levels)]
         if copies[0].self_contained():
-            raise UserError(f"PerLevel cannot copy {type(copies[0]).__name__}: let all levels read one encoder")
+            raise UserError(f"PerLevel cannot copy {type(copies[0]).__name__}: use one encoder for all levels")
         self.encoders = nn.ModuleList(copies)
         self.dim, self.has_tokens, self.num_layers = copies[0].dim, copies[0].has_tokens, levels
         self.max_length = copies[0].max_length
@@ -40,9 +39,9 @@ class PerLevel(Backbone):
         self.register_buffer("level", torch.tensor(levels - 1))
 
     def begin(self, level: int) -> None:
-        """Go on with the encoder of a level, which starts from the weights of the one above."""
+        """Start the encoder of a level from the weights of the level above."""
         if level >= len(self.encoders):
-            raise UserError(f"level {level + 1} has no encoder: set --model.backbone.levels={level + 1} or more")
+            raise UserError(f"level {level + 1} has no encoder: set `levels={level + 1}` or higher")
         if level:
             self.encoders[level].load_state_dict(self.encoders[level - 1].state_dict())
         self.level.fill_(level)
@@ -64,7 +63,6 @@ class PerLevel(Backbone):
             assert isinstance(encoder, Backbone)
             try:
                 encoder.load_vectors(vectors)
-            except UserError as error:  # names a setting, which is elsewhere here
-                raise UserError(
-                    str(error).replace("--model.backbone.", "--model.backbone.encoder.init_args.")
-                ) from None
+            except UserError as error:
+                error.owner = "encoder"  # the message names its settings
+                raise

@@ -1,4 +1,4 @@
-"""From token states to one vector for each document, blind to padding."""
+"""Pooling of token states into document vectors, ignoring padding."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ Pooling = Literal["attention", "mean", "max"]
 
 
 def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
-    """Softmax over the last dimension where `mask` is True, zero elsewhere; a row without tokens gives zeros."""
+    """Softmax over the last dimension where `mask` is True, and zero elsewhere; rows without tokens are zero."""
     scores = scores.float().masked_fill(~mask, -torch.inf)
     best = scores.amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).min)
-    # Far below the maximum the exponential becomes a denormal number, which a CPU computes very slowly.
+    # Far below the maximum exp() is denormal, and very slow on a CPU.
     weights = (scores - best.detach()).clamp_min(-60).exp() * mask
     return weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
 
 
 class MaskedPool(nn.Module):
-    """Mean, maximum, or the self-attention of HTTN (Eq. 2-3): weights softmax_t(<w, x_t> + b)."""
+    """Mean, maximum, or self-attention with weights softmax_t(<w, x_t> + b), as in HTTN (Eq. 2-3)."""
 
     def __init__(self, dim: int, kind: Pooling) -> None:
         super().__init__()

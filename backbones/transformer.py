@@ -1,4 +1,4 @@
-"""Any Hugging Face encoder."""
+"""Hugging Face encoders."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from torch import Tensor, nn
 
 from backbones.base import Backbone, Features
 from datamodules.batch import Batch, LabelSpace
-from datamodules.errors import UserError
-from datamodules.hub import load_model, quiet, reason
+from datamodules.prepare.hub import load_model, quiet, reason
+from zoo.core.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 DEFAULT = "FacebookAI/roberta-base"
-OPTION = "--model.backbone.name"
-# Parameters that a single text without masked words never reaches: DDP would wait for their gradients.
-UNREACHED = {
+SETTING = "`name`"
+# Parameters that a forward pass on a single text does not use: DDP would wait for their gradients.
+UNUSED = {
     "xlnet": {"mask_emb", "seg_embed", "r_s_bias"},
     "longformer": {"query_global", "key_global", "value_global"},
 }
 
 
 class Transformer(Backbone):
-    """A pretrained encoder such as BERT, RoBERTa, XLNet, DistilBERT, MiniLM, DeBERTa or ModernBERT.
+    """A Hugging Face encoder, such as BERT, RoBERTa, XLNet, DistilBERT, MiniLM, DeBERTa or ModernBERT.
 
-    Its tokenizer is the corpus's too, where `--data.tokenizer` names no other.
+    The data uses the encoder's tokenizer, unless `data.tokenizer` names another.
 
     Args:
-        name: a model of the Hugging Face hub, or a local folder, for which nothing is looked up elsewhere; without
-            pretrained weights also a kind of model, such as `bert`.
-        pretrained: take its weights; otherwise they are random.
-        config: settings of the encoder in place of its own, such as `{attention_probs_dropout_prob: 0.0}`.
-        pooling: the document's vector: the state of the token made for it, or the mean over all tokens.
-        attention: how attention is computed: `eager`, `sdpa`, `flash_attention_2`; by default what is best here.
-        gradient_checkpointing: compute layers again on the way back: less memory, a third more time.
+        name: model on the Hugging Face hub, or a local folder, which is used offline; without pretrained weights also a
+            model type, such as `bert`.
+        pretrained: load the pretrained weights; otherwise they are random.
+        config: settings that override those of the model, such as `{attention_probs_dropout_prob: 0.0}`.
+        pooling: document vector: the state of the classification token, or the mean over all tokens.
+        attention: attention implementation: `eager`, `sdpa` or `flash_attention_2`. Default: the library's choice.
+        gradient_checkpointing: recompute layers in the backward pass: less memory, a third more time.
     """
 
     def __init__(
@@ -59,35 +59,36 @@ class Transformer(Backbone):
         settings = dict(config or {})
         if not pretrained:
             settings = {"vocab_size": space.vocab_size, "pad_token_id": space.pad_id} | settings
-        found = find_config(name, settings, pretrained)
-        self.encoder = load_encoder(name, found, pretrained, attention)
+        self.encoder = load_encoder(name, find_config(name, settings, pretrained), pretrained, attention)
         self.config = self.encoder.config
         self.dim, self.num_layers = int(self.config.hidden_size), int(self.config.num_hidden_layers)
-        self.max_length = longest(self.encoder)
+        self.max_length = max_positions(self.encoder)
         self.cls_is_last = getattr(self.config, "summary_type", None) == "last"
         if space.vocab_size > self.encoder.get_input_embeddings().num_embeddings:
-            mend = "--data.tokenizer" if pretrained else "vocab_size of --model.backbone.config"
-            raise UserError(f"the tokenizer has {space.vocab_size:,} tokens, more than {name} knows: leave {mend} out")
+            setting = "`data.tokenizer`" if pretrained else "vocab_size of `config`"
+            raise UserError(
+                f"the tokenizer has {space.vocab_size:,} tokens, more than the embedding of {name}: remove {setting}"
+            )
         if gradient_checkpointing:
             with settings_errors(name):
                 self.encoder.gradient_checkpointing_enable({"use_reentrant": False})
 
     @classmethod
     def own_tokenizer(cls, name: str = DEFAULT, pretrained: bool = True, **others: Any) -> str | None:
-        return name if pretrained or not is_kind(name) else None
+        return name if pretrained or not is_model_type(name) else None
 
     def forward(self, batch: Batch) -> Features:
         pad = self.config.pad_token_id
         ids = batch.ids if pad is None else batch.ids.masked_fill(~batch.mask, pad)
         out = self.encoder(input_ids=ids, attention_mask=batch.mask.long(), output_hidden_states=True)
-        # The first of the hidden states are the embeddings; the last may lack a closing norm that the output has.
+        # hidden_states[0] are the embeddings; hidden_states[-1] may lack the final norm of last_hidden_state.
         tokens = out.last_hidden_state * batch.mask.unsqueeze(-1)
         layers = (*out.hidden_states[1:-1], tokens)
         vectors = tuple(self.pool(layer, batch.mask) for layer in layers)
         return Features(tokens, batch.mask, vectors[-1], layers, vectors)
 
     def pool(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """One vector for each document, (batch, dim)."""
+        """Document vectors (batch, dim) of token states."""
         lengths = mask.sum(1)
         if self.pooling == "mean":
             return torch.einsum("bt,btd->bd", mask.to(tokens.dtype), tokens) / lengths.clamp_min(1).unsqueeze(-1)
@@ -96,22 +97,22 @@ class Transformer(Backbone):
         return tokens[torch.arange(len(tokens), device=tokens.device), lengths - 1]
 
     def self_contained(self) -> dict[str, Any]:
-        # all settings, not only those that differ from the library's defaults: another version may have others
+        # All settings, also those at their defaults, which may differ in another version of the library.
         config = {key: value for key, value in plain(self.config.to_dict()).items() if key != "_name_or_path"}
-        found = {"name": self.config.model_type, "pretrained": False, "config": config}
-        flash = str(self.config._attn_implementation).startswith("flash")  # needs a GPU: elsewhere there is none
-        return found | ({"attention": None} if flash else {})
+        settings = {"name": self.config.model_type, "pretrained": False, "config": config}
+        flash = str(self.config._attn_implementation).startswith("flash")  # needs a GPU
+        return settings | ({"attention": None} if flash else {})
 
 
-def is_kind(name: str) -> bool:
-    """Whether it names a kind of model, such as `bert`, and no model."""
+def is_model_type(name: str) -> bool:
+    """Whether this is a model type, such as `bert`, and not a model."""
     from transformers import CONFIG_MAPPING  # takes seconds to import
 
     return name in CONFIG_MAPPING
 
 
 def find_config(name: str, settings: dict[str, Any], pretrained: bool) -> PretrainedConfig:
-    """The settings of a folder, a name or a kind of model, changed as asked."""
+    """Config of a model or model type, with `settings` applied."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     base: PretrainedConfig
@@ -123,87 +124,85 @@ def find_config(name: str, settings: dict[str, Any], pretrained: bool) -> Pretra
         found = AutoConfig.from_pretrained(source, local_files_only=local_files_only, trust_remote_code=False)
         return found, found.get_config_dict(source, local_files_only=local_files_only)[0]
 
-    if not pretrained and is_kind(name):
+    if not pretrained and is_model_type(name):
         base = CONFIG_MAPPING[name]()
     else:
-        base, given = load_model(name, load, "encoder", OPTION)
+        base, given = load_model(name, load, "encoder", SETTING)
     check_settings(base, settings, known=bool(given))
     with settings_errors(name):
-        config = type(base)(**given | settings)  # made anew: some settings follow from others
+        config = type(base)(**given | settings)  # built again, since some settings are derived from others
     if config.is_encoder_decoder:
-        raise UserError(f"{name} has a decoder: choose an encoder, such as {DEFAULT}, with {OPTION}")
+        raise UserError(f"{name} has a decoder: set {SETTING} to an encoder, such as {DEFAULT}")
     return config
 
 
 def check_settings(config: PretrainedConfig, settings: dict[str, Any], known: bool) -> None:
-    """The library keeps whatever it is given: a setting that the encoder does not have is a mistake.
+    """Refuse settings that the encoder does not have; the library would accept them silently.
 
-    Of a mere kind not all settings are `known`: there only those that look like others are refused.
+    The settings of a model type are not all `known`: only those that resemble others are refused.
     """
-    if "transformers_version" in settings:  # all of a config, as a checkpoint has it
+    if "transformers_version" in settings:  # a complete config, from a checkpoint
         return
     for key in settings:
         close = difflib.get_close_matches(key, config.to_dict(), n=1)
         if not hasattr(config, key) and (known or close):
             meant = f"; did you mean {close[0]!r}?" if close else ""
-            raise UserError(f"--model.backbone.config: {config.model_type} has no setting {key!r}{meant}")
+            raise UserError(f"`config`: {config.model_type} has no setting {key!r}{meant}")
 
 
 @contextmanager
 def settings_errors(name: str) -> Iterator[None]:
-    """Settings that do not fit each other, in one line."""
+    """Turn errors about settings that do not fit together into one line."""
     try:
         with quiet():
             yield
-    except Exception as error:  # of each encoder's own kind
-        options = "config, attention and gradient_checkpointing of --model.backbone"
-        raise UserError(f"{name} cannot be made with these settings ({options}): {reason(error)}") from error
+    except Exception as error:  # each encoder raises its own
+        options = "`config`, `attention` and `gradient_checkpointing`"
+        raise UserError(f"{name} cannot be built with these settings ({options}): {reason(error)}") from error
 
 
 def load_encoder(name: str, config: PretrainedConfig, pretrained: bool, attention: str | None) -> PreTrainedModel:
-    """The encoder in single precision, without parts that nothing reaches."""
+    """Build the encoder in single precision, without its pooler, and with unused parameters frozen."""
     from transformers import AutoModel
 
     chosen = {"dtype": torch.float32} | ({} if attention is None else {"attn_implementation": attention})
     with settings_errors(name), torch.device("meta" if pretrained else "cpu"):
-        model = AutoModel.from_config(config, **chosen)  # also a trial of the settings, before weights are read
+        model = AutoModel.from_config(config, **chosen)  # checks the settings before weights are loaded
     if pretrained:
         model = load_weights(name, partial(AutoModel.from_pretrained, config=config, **chosen))
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
     for path, parameter in model.named_parameters():
-        if UNREACHED.get(config.model_type, set()) & set(path.split(".")):
+        if UNUSED.get(config.model_type, set()) & set(path.split(".")):
             parameter.requires_grad = False
     return model.train()
 
 
 def load_weights(name: str, load: Callable[..., Any]) -> PreTrainedModel:
-    """The encoder with all its weights: the library would put random ones where some are missing or do not fit."""
+    """Load all weights; refuse missing or mismatched ones, which the library would replace by random numbers."""
     model, report = load_model(
-        name, partial(load, output_loading_info=True, ignore_mismatched_sizes=True), "encoder", OPTION
+        name, partial(load, output_loading_info=True, ignore_mismatched_sizes=True), "encoder", SETTING
     )
-    wrong = {key: "are missing" for key in report["missing_keys"] if not key.startswith("pooler.")}
+    wrong = {key: "is missing" for key in report["missing_keys"] if not key.startswith("pooler.")}
     for key, there, here in report["mismatched_keys"]:
-        wrong[key] = f"are {tuple(there)} and not {tuple(here)}"
+        wrong[key] = f"has shape {tuple(there)}, not {tuple(here)}"
     if wrong:
         key = min(wrong)
-        raise UserError(
-            f"the weights of {name} are not what its settings say, {len(wrong):,} of them: those of {key} {wrong[key]}"
-        )
+        raise UserError(f"{len(wrong):,} weights of {name} do not fit its settings: {key} {wrong[key]}")
     return model
 
 
-def longest(encoder: nn.Module) -> int | None:
-    """How many tokens it has positions for; None where they are relative."""
+def max_positions(encoder: nn.Module) -> int | None:
+    """Number of position embeddings; None if positions are relative."""
     for path, part in encoder.named_modules():
         if isinstance(part, nn.Embedding) and path.endswith("position_embeddings"):
-            # RoBERTa and its kin begin to count after the padding id
+            # RoBERTa and its relatives count from the padding id.
             return part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1)
     return None
 
 
 def plain(value: Any) -> Any:
-    """Only what a checkpoint may hold."""
+    """Convert to types that a checkpoint may contain."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""No encoder at all."""
+"""No encoder, for heads that read words."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from datamodules.batch import Batch, LabelSpace
 
 
 class Words(Backbone):
-    """Nothing to train: for heads that read the words of documents themselves, such as linear engines."""
+    """Passes the batch on to heads that read words themselves, such as linear engines; has no parameters."""
 
     dim = 1
     has_tokens = False
-    reads_values = True  # they reach the head
+    reads_values = True  # through the head
 
     def __init__(self, space: LabelSpace) -> None:
         super().__init__()

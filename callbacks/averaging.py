@@ -1,4 +1,4 @@
-"""Averages of the weights of a stage."""
+"""Weight averaging within a stage."""
 
 from __future__ import annotations
 
@@ -10,86 +10,91 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from callbacks.schedule import StageSchedule
-from callbacks.transition import averaged, use_average
+from zoo.core.lightning_internals import is_accumulating
 
 
 class StageAveraging(Callback):
-    """Averages what a stage trains over its later steps, as its `average_from` and `average_every` say.
+    """Averages the trained weights of a stage, as set by its `average_from` and `average_every`.
 
-    Training goes on with its own weights, as if there were no average. Validation, every checkpoint and the next stage
-    get the average, which the module keeps in `averaged`; for a resume a checkpoint has the weights of training too.
+    Training continues with its own weights. Validation, checkpoints and the next stage use the average, which is in
+    `ZooModule.averaged`; a checkpoint also stores the weights of training, to resume from.
+
+    Lightning's `WeightAveraging` does not fit, because it copies the model once at `setup`, cannot restart with a
+    stage, validates the initial weights until its first update, also averages frozen parameters, and swaps back before
+    `on_validation_end`, where `restore_best` reads the validated weights.
 
     Args:
-        schedule: knows the stage and its epoch; must come before this callback.
+        schedule: provides the stage and its epoch; must come before this callback.
     """
 
     def __init__(self, schedule: StageSchedule) -> None:
         self.schedule = schedule
-        self.count = 0  # of weights in the average
+        self.count = 0  # number of weights in the average
         self.first_step = 0
-        self.own: dict[nn.Parameter, Tensor] = {}  # weights of training, while a validation has the average
-        self.restored: dict[str, Tensor] = {}  # the same, from a checkpoint
+        self.own: dict[nn.Parameter, Tensor] = {}  # weights of training, while the module has the average
+        self.restored: dict[str, Tensor] = {}  # weights of training from a checkpoint
+
+    @property
+    def average(self) -> dict[nn.Parameter, Tensor]:
+        return self.schedule.module.averaged
 
     def state_dict(self) -> dict[str, Any]:
-        module = self.schedule.module
-        own = self.own or {parameter: parameter for parameter in averaged(module)}
+        own = self.own or {parameter: parameter for parameter in self.average}
         if not own:
             return {}
-        named = {name: own[p].detach() for name, p in module.named_parameters() if p in own}
+        named = {name: own[p].detach() for name, p in self.schedule.module.named_parameters() if p in own}
         return {"count": self.count, "first_step": self.first_step, "own": named}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.schedule.trainer.state.fn == "fit":  # the test after a fit loads the best checkpoint
+        if self.schedule.trainer.state.fn == "fit":  # not for the test after a fit, which loads the best checkpoint
             self.count, self.first_step = state_dict["count"], state_dict["first_step"]
             self.restored = state_dict["own"]
 
     @torch.no_grad()
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        average = averaged(pl_module)
         for name, parameter in pl_module.named_parameters():
             if name in self.restored:
-                average[parameter] = parameter.detach().clone()
+                self.average[parameter] = parameter.detach().clone()
                 parameter.copy_(self.restored[name])
         self.restored = {}
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        begin, average = self.schedule.stage.average_from, averaged(pl_module)
-        if not average and begin is not None and self.schedule.epoch >= begin:
-            average.update({p: p.detach().clone() for p in pl_module.parameters() if p.requires_grad})
+        first_epoch = self.schedule.stage.average_from
+        if not self.average and first_epoch is not None and self.schedule.epoch >= first_epoch:
+            self.average.update({p: p.detach().clone() for p in pl_module.parameters() if p.requires_grad})
             self.count, self.first_step = 1, trainer.global_step
 
     @torch.no_grad()
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        average = averaged(pl_module)
-        if not average or trainer.fit_loop._should_accumulate():
+        if not self.average or is_accumulating(trainer):
             return
         steps = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
-        # At least once in an epoch: validations in between would all measure the same weights.
+        # At least once per epoch, or consecutive validations would measure the same weights.
         if (trainer.global_step - self.first_step) % min(self.schedule.stage.average_every, steps) == 0:
             self.count += 1
-            for parameter, mean in average.items():
+            for parameter, mean in self.average.items():
                 mean.lerp_(parameter, 1 / self.count)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        average = averaged(pl_module)
-        self.own = exchanged(average)
-        average.clear()
+        self.own = dict(self.average)
+        swap_weights(self.own)
+        self.average.clear()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        averaged(pl_module).update(exchanged(self.own))
+        swap_weights(self.own)
+        self.average.update(self.own)
         self.own = {}
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        use_average(pl_module)
+        self.schedule.module.apply_average()
 
 
 @torch.no_grad()
-def exchanged(weights: dict[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
-    """Parameters get these weights; returns the ones that they had, which are in the same memory."""
+def swap_weights(weights: dict[nn.Parameter, Tensor]) -> None:
+    """Swap the values of each parameter and its tensor, in place."""
     for parameter, other in weights.items():
         before = parameter.clone()
         parameter.copy_(other)
         other.copy_(before)
-    return dict(weights)

@@ -1,38 +1,37 @@
-"""What a run found in each document, kept in its folder for whoever compares or looks closer."""
+"""Predictions of the final test, for reports and significance tests."""
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytorch_lightning as pl
-import torch
 
-from datamodules.base import TextDataModule
+from callbacks.transition import gather_objects
+from datamodules import TextDataModule
 from datamodules.batch import Batch, LabelSpace
-from datamodules.files import written_whole
-from datamodules.rows import Lists
+from zoo.core.metrics import MACRO_K, THRESHOLD
+from zoo.core.ragged import Lists
+from zoo.core.run_folder import RunFolder
+from zoo.training.module import ZooModule
 
-KEPT = 5  # candidates of a document that are kept whatever they score: metrics look no further
-FIXED = 0.5  # threshold of the metrics that are not tuned
-DOCUMENTS, LABELS = "predictions.parquet", "labels.parquet"
-Part = tuple[np.ndarray, ...]  # rows; sizes and values of truth; sizes, labels and scores of candidates
+BatchArrays = tuple[np.ndarray, ...]  # rows; sizes and values of truth; sizes, labels and scores of candidates
 
 
 class KeepPredictions(pl.Callback):
-    """Writes two tables into the run folder when the final test ends.
+    """Writes the predictions of the final test to the run folder.
 
-    `predictions.parquet` has a row for each document: its place and id in the corpus, its true labels, the best five
-    candidates and all others that a threshold would choose, with their scores. `labels.parquet` says what the numbers
-    of labels mean.
+    `predictions.parquet` has a row for each document: its row and id in the corpus, its true labels, and its best
+    five candidates and all others above the lower threshold, with scores. `labels.parquet` describes the label
+    indices.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.parts: list[Part] = []
+        self.batches: list[BatchArrays] = []
 
     def on_test_batch_end(
         self,
@@ -45,11 +44,12 @@ class KeepPredictions(pl.Callback):
     ) -> None:
         ranking, counted = outputs["ranking"], batch.rows >= 0
         labels, scores = ranking.labels, ranking.scores
-        chosen = scores >= min(FIXED, float(pl_module.threshold))  # type: ignore[arg-type]
-        chosen[:, :KEPT] = True
+        assert isinstance(pl_module, ZooModule)
+        chosen = scores >= min(THRESHOLD, pl_module.threshold)
+        chosen[:, :MACRO_K] = True
         chosen &= (labels >= 0) & counted[:, None]
         truth = counted[batch.targets.rows]
-        part = (
+        tensors = (
             batch.rows[counted],
             batch.targets.counts[counted],
             batch.targets.indices[truth],
@@ -57,12 +57,12 @@ class KeepPredictions(pl.Callback):
             labels[chosen],
             scores[chosen].float(),
         )
-        self.parts.append(tuple(tensor.cpu().numpy() for tensor in part))
+        self.batches.append(tuple(tensor.cpu().numpy() for tensor in tensors))
 
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any, **kwargs: Any
     ) -> None:
-        if trainer.state.fn == "validate":  # a corpus without test documents ends so; not the validation within fit
+        if trainer.state.fn == "validate":  # the final evaluation of a corpus without test documents
             self.on_test_batch_end(trainer, pl_module, outputs, *args, **kwargs)
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -73,27 +73,18 @@ class KeepPredictions(pl.Callback):
             self._write(trainer, pl_module, "val")
 
     def _write(self, trainer: pl.Trainer, module: pl.LightningModule, split: str) -> None:
-        parts, self.parts = self._of_all_processes(trainer), []
-        if not trainer.is_global_zero or not parts:
+        batches, self.batches = list(chain.from_iterable(gather_objects(trainer, self.batches))), []
+        if not trainer.is_global_zero or not batches:
             return
-        data, space = trainer.datamodule, module.space  # type: ignore[attr-defined]
-        assert isinstance(space, LabelSpace)
-        ids = list(data.prepared.rows(split).ids()) if isinstance(data, TextDataModule) else None
-        for name, table in ((DOCUMENTS, documents(parts, ids)), (LABELS, labels(space))):
-            with written_whole(self.folder / name) as aside:
-                pq.write_table(table, aside, compression="zstd")
-
-    def _of_all_processes(self, trainer: pl.Trainer) -> list[Part]:
-        if trainer.world_size == 1:
-            return self.parts
-        gathered: list[Any] = [None] * trainer.world_size
-        torch.distributed.all_gather_object(gathered, self.parts)
-        return [part for parts in gathered for part in parts]
+        assert isinstance(module, ZooModule)
+        data, space = TextDataModule.of(trainer), module.space
+        ids = list(data.prepared.rows(split).ids()) if data is not None else None
+        RunFolder(self.folder).write_predictions(prediction_table(batches, ids), label_table(space))
 
 
-def documents(parts: list[Part], ids: list[str] | None) -> pa.Table:
-    """One row for each document, in corpus order."""
-    rows, truth_sizes, truth, sizes, found, scores = (np.concatenate(column) for column in zip(*parts, strict=True))
+def prediction_table(batches: list[BatchArrays], ids: list[str] | None) -> pa.Table:
+    """Make a table with a row for each document, in corpus order."""
+    rows, truth_sizes, truth, sizes, found, scores = (np.concatenate(column) for column in zip(*batches, strict=True))
     order = np.argsort(rows, kind="stable")
     columns = {
         "row": pa.array(rows[order]),
@@ -109,8 +100,8 @@ def reordered(sizes: np.ndarray, values: np.ndarray, order: np.ndarray) -> pa.Li
     return Lists.of_sizes(sizes, values).column().take(pa.array(order))
 
 
-def labels(space: LabelSpace) -> pa.Table:
-    """Names of labels by number, with what the metrics weigh and group them by; those unseen in training are last."""
+def label_table(space: LabelSpace) -> pa.Table:
+    """Make a table with a row for each label index; labels without training documents come last."""
     unseen = len(space.unseen)
     return pa.table(
         {

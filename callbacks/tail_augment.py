@@ -1,30 +1,28 @@
-"""Copies of documents with rare labels, for any model."""
+"""Augmentation of documents with tail labels, for any model (Taug)."""
 
 from __future__ import annotations
-
-import os
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from callbacks.schedule import StageSchedule
 from datamodules import TextDataModule
 from datamodules.augment import Augmentation
-from datamodules.errors import UserError
+from zoo.core.errors import UserError
+from zoo.core.lightning_internals import callbacks_of, global_seed
 
 
 class TailAugment(Callback):
-    """In one stage every training document that has a tail label comes with copies that differ a little (Taug).
+    """Adds perturbed copies of the training documents with tail labels to one stage (Taug).
 
-    After "Improving Tail Label Prediction for Extreme Multi-label Learning" (2020, section 3.3). Words change places,
-    or their weights do where documents are bags of them; then words are left out. Whatever measures or counts
-    documents never sees copies.
+    Follows "Improving Tail Label Prediction for Extreme Multi-label Learning" (2020, section 3.3): words are swapped
+    (in bags of words, their weights), then dropped. Metrics and label counts never include copies.
 
     Args:
-        stage: whose documents come with copies.
-        copies: of each of them; 0 leaves the model as it is.
-        keep: probability that a word stays; null leaves none out.
-        swap: share of the words that change places in pairs, at least one pair; null exchanges none.
-        fraction: of the labels are head, the most frequent ones; all others are tail.
+        stage: stage that trains on the copies.
+        copies: number of copies of each document; 0 disables augmentation.
+        keep: probability that a word is kept; null keeps all.
+        swap: fraction of the words that are swapped in pairs, at least one pair; null swaps none.
+        fraction: fraction of the labels, the most frequent ones, that are head labels; all others are tail labels.
     """
 
     def __init__(
@@ -36,23 +34,20 @@ class TailAugment(Callback):
         fraction: float = 0.1,
     ) -> None:
         if copies < 0:
-            raise UserError(f"TailAugment: copies={copies} cannot be negative; 0 makes none")
+            raise UserError(f"TailAugment: copies={copies} cannot be negative; 0 disables augmentation")
         for name, value in (("keep", keep), ("swap", swap)):
             if value is not None and not 0 < value <= 1:
-                raise UserError(f"TailAugment: {name}={value} is not above 0 and at most 1; null leaves it out")
+                raise UserError(f"TailAugment: {name}={value} must be above 0 and at most 1; null disables it")
         if not 0 <= fraction <= 1:
-            raise UserError(f"TailAugment: fraction={fraction} is not between 0 and 1")
+            raise UserError(f"TailAugment: fraction={fraction} must be between 0 and 1")
         self.stage, self.copies, self.keep, self.swap, self.fraction = stage, copies, keep, swap, fraction
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        data = trainer.datamodule  # type: ignore[attr-defined]
-        if not isinstance(data, TextDataModule):
-            raise UserError("TailAugment copies documents: that needs a datamodule of the zoo")
-        schedules = [c for c in trainer.callbacks if isinstance(c, StageSchedule)]  # type: ignore[attr-defined]
-        names = [stage.name for schedule in schedules for stage in schedule.stages]
+        if (data := TextDataModule.of(trainer)) is None:
+            raise UserError("TailAugment copies documents: it needs a `TextDataModule`")
+        names = [stage.name for schedule in callbacks_of(trainer, StageSchedule) for stage in schedule.stages]
         if self.stage not in names:
-            raise UserError(f"TailAugment: there is no stage {self.stage!r}: the experiment has {', '.join(names)}")
-        seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
-        data.augmentation = Augmentation(self.stage, self.copies, self.keep, self.swap, self.fraction, seed)
+            raise UserError(f"TailAugment: no stage {self.stage!r}: the experiment has {', '.join(names)}")
+        data.augmentation = Augmentation(self.stage, self.copies, self.keep, self.swap, self.fraction, global_seed())

@@ -1,4 +1,4 @@
-"""A learning rate that rises at the start of a stage, and falls until its end."""
+"""Learning rate schedule over the optimizer steps of a stage."""
 
 from __future__ import annotations
 
@@ -9,67 +9,71 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from datamodules.errors import UserError
+from zoo.core.errors import UserError
 
 
 class WarmupDecay(LRScheduler):
-    """Rises in a straight line from 0, then goes in another one to what it shall be at the end of the stage.
+    """Linear warm-up, then linear decay until the end of the stage.
 
-    It steps with the optimizer, whatever `lr_interval` says. Groups with rates of their own keep their ratios.
+    Steps after each optimizer step, regardless of `lr_interval`. Parameter groups keep the ratios of their rates.
 
     Args:
-        optimizer: whose rates are changed.
-        warmup: share of the stage's optimizer steps in which the rate rises.
-        start: factor of the optimizer's rates after that.
-        end: factor at the end of the stage; another stage that starts with it goes on without a jump.
+        optimizer: optimizer whose learning rates are scheduled.
+        warmup: fraction of the optimizer steps of the stage that are warm-up.
+        start: factor of the learning rates after the warm-up.
+        end: factor at the end of the stage; use it as `start` of the next stage for a continuous schedule.
     """
+
+    every_step = True  # a scheduler class with this attribute steps after each optimizer step
 
     def __init__(self, optimizer: Optimizer, warmup: float = 0.06, start: float = 1.0, end: float = 0.0) -> None:
         if not 0 <= warmup <= 1:
-            raise ValueError(f"warmup={warmup} is a share of the steps, from 0 to 1")
+            raise ValueError(f"warmup={warmup} must be a fraction of the steps, from 0 to 1")
         if not (0 <= start < math.inf and 0 <= end < math.inf):
-            raise ValueError(f"start={start} and end={end} are factors of the learning rate, 0 or more")
+            raise ValueError(f"start={start} and end={end} must be factors of the learning rate, 0 or more")
         self.warmup, self.start, self.end = warmup, start, end
-        self.steps: int | None = None  # of the stage; not known before its documents are
+        self.steps: int | None = None  # in the stage; known once its documents are selected
         super().__init__(optimizer)
 
-    def tell(self, steps: int) -> None:
-        """How many optimizer steps the stage has; the rates are at once what they should be."""
+    def set_steps(self, steps: int) -> None:
+        """Set the number of optimizer steps in the stage, and update the learning rates."""
         self.steps = steps
         for group, rate in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
             group["lr"] = rate
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
     def factor(self, step: int) -> float:
-        """What the rates of a step, from 0, are multiplied with; the highest factor while the steps are unknown."""
+        """Return the factor of the learning rates in a step, from 0; the maximum while `steps` is unknown."""
         if self.steps is None:
             return max(self.start, self.end)
         if step >= self.steps:
             return self.end
-        rising = round(self.warmup * self.steps)
-        if step < rising:  # a first step with a rate of 0 would be wasted
-            return self.start * (step + 1) / rising
-        return self.start + (self.end - self.start) * (step - rising) / (self.steps - rising)
+        warmup_steps = round(self.warmup * self.steps)
+        if step < warmup_steps:  # starts above 0, or the first step would be wasted
+            return self.start * (step + 1) / warmup_steps
+        return self.start + (self.end - self.start) * (step - warmup_steps) / (self.steps - warmup_steps)
 
     def get_lr(self) -> list[float | Tensor]:
         if self.steps is None and self.last_epoch > 0:
-            raise RuntimeError("WarmupDecay does not know how many steps there are: a stage's schedule must tell it")
+            raise RuntimeError("WarmupDecay does not know the number of steps: `StageSchedule` must set it")
         factor = self.factor(self.last_epoch)
         return [base * factor for base in self.base_lrs]
 
 
-def tell_steps(trainer: Trainer, epochs: int) -> None:
-    """Let a `WarmupDecay` know the steps of a stage whose loader is made; without an end of its own -1 epochs."""
+def set_warmup_steps(trainer: Trainer, epochs: int) -> None:
+    """Set the number of steps of each `WarmupDecay`, once the dataloader exists; -1 epochs if unlimited."""
     for config in trainer.lr_scheduler_configs:
         if isinstance(config.scheduler, WarmupDecay):
-            config.scheduler.tell(optimizer_steps(trainer, epochs))
+            config.scheduler.set_steps(optimizer_steps(trainer, epochs))
 
 
 def optimizer_steps(trainer: Trainer, epochs: int) -> int:
     limits = [trainer.max_steps] if trainer.max_steps >= 0 else []
     if epochs >= 0 and trainer.num_training_batches < math.inf:
-        # the last batches of an epoch make a step, also if they are fewer than are to be accumulated
+        # an epoch ends with an optimizer step, even if fewer batches than usual are accumulated
         limits.append(epochs * math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches))
     if not limits:
-        raise UserError("WarmupDecay needs to know where training ends: give --trainer.max_epochs or max_steps")
+        raise UserError(
+            "WarmupDecay needs the number of training steps: set `trainer.max_epochs` or `trainer.max_steps`"
+        )
     return min(limits)

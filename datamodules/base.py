@@ -1,13 +1,13 @@
-"""From a corpus to batches: what every datamodule of the zoo shares."""
+"""Base class of all datamodules: prepares a corpus and serves batches."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pytorch_lightning as pl
@@ -18,43 +18,55 @@ from torch.utils.data import DataLoader
 
 from datamodules.augment import Augmentation, RowsWithCopies
 from datamodules.batch import Batch, LabelSpace, Targets
-from datamodules.errors import UserError
-from datamodules.files import written_whole
-from datamodules.label_texts import read_label_texts
-from datamodules.prepare import Corpus, Prepared, Settings, cache_errors, prepare
-from datamodules.progress import note, warn_panel
-from datamodules.rows import EncodedRows, pad
-from datamodules.sample import SampleCorpus, sample_corpus
+from datamodules.prepare.corpus import Corpus, Prepared, Settings, cache_errors, prepare
+from datamodules.prepare.label_texts import read_label_texts
+from datamodules.prepare.rows import EncodedRows, pad
+from datamodules.prepare.vectors import WordVectors, read_vectors
 from datamodules.samplers import LengthBatches
-from datamodules.vectors import WordVectors, read_vectors
+from datamodules.synthetic import SampleCorpus, sample_corpus
+from zoo.core.console import note, warn, warn_panel
+from zoo.core.errors import UserError, check_low
+from zoo.core.files import atomic_write
+from zoo.core.lightning_internals import batches_to_skip, datamodule_of, epochs_done
+
+
+class Schedule(Protocol):
+    """Part of `callbacks.StageSchedule`, the owner of the current stage, that a datamodule uses."""
+
+    documents: np.ndarray | None  # row numbers of the stage's training documents; None means all
+
+    @property
+    def stage_name(self) -> str: ...
 
 
 class CorpusMissingError(UserError):
-    """The corpus is neither on disk nor to be downloaded."""
+    """The corpus is not on disk and cannot be downloaded."""
 
 
 class TextDataModule(pl.LightningDataModule, ABC):
-    """Documents with labels, tokenised once and served in batches of like length.
+    """Base class of datamodules: tokenizes a corpus once and serves batches of documents of similar length.
+
+    Subclasses implement `find_corpus`.
 
     Args:
-        batch_size: training documents in a batch, for each process.
-        eval_batch_size: documents in a batch of validation and test.
-        tokenizer: `word` for a vocabulary of the training set, or a Hugging Face tokenizer by name or folder; by
-            default the backbone's own, and `word` where it has none.
-        max_length: tokens kept of a document, from its beginning.
-        max_words: size of the word vocabulary at most, by document frequency.
-        vectors: GloVe or word2vec text file to start word embeddings from; also looked for in $ZOO_DATA.
-        label_texts: file that says what labels mean, and which are their parents; also looked for in $ZOO_DATA.
-        val_fraction: share of the training documents to validate on where the corpus has no such split.
-        limit_train: train on so many documents, chosen by a hash of their ids.
-        limit_val: validate on so many documents, drawn with `seed`; all by default.
-        max_bad_rows: tolerate so many unreadable rows; they are reported.
-        on_missing: `sample` runs on a built-in sample where the corpus or the vectors cannot be had.
+        batch_size: number of training documents in a batch, per process.
+        eval_batch_size: number of validation or test documents in a batch, per process.
+        tokenizer: `word` for a vocabulary of the training set, or name or folder of a Hugging Face tokenizer. The
+            default is the backbone's own tokenizer, and `word` if it has none.
+        max_length: maximum number of tokens of a document; the rest is truncated.
+        max_words: maximum size of the word vocabulary; the most frequent words are kept.
+        vectors: GloVe or word2vec text file that initializes word embeddings; also searched for under $ZOO_DATA.
+        label_texts: file with label descriptions and parent labels; also searched for under $ZOO_DATA.
+        val_fraction: share of the training documents to validate on, if the corpus has no validation split.
+        limit_train: maximum number of training documents; a hash of their ids selects them.
+        limit_val: maximum number of validation documents, drawn with `seed`; all by default.
+        max_bad_rows: maximum number of unreadable rows to tolerate and report.
+        on_missing: `error`, or `sample` to run on a built-in sample if the corpus or the vectors are missing.
         propensity_a: constant A of the propensity model.
         propensity_b: constant B of the propensity model.
-        seed: decides splits, limits and the order of batches.
-        num_workers: processes that load batches; 0 is right for most, since batches are cheap.
-        cache_dir: where prepared corpora live; by default $ZOO_CACHE or ~/.cache/xmc-zoo.
+        seed: random seed of splits, limits and the order of batches.
+        num_workers: number of data loading processes; batches are cheap to load, so 0 is usually best.
+        cache_dir: folder of prepared corpora; by default $ZOO_CACHE or ~/.cache/xmc-zoo.
     """
 
     def __init__(
@@ -79,12 +91,9 @@ class TextDataModule(pl.LightningDataModule, ABC):
     ) -> None:
         super().__init__()
         if not 0 < val_fraction < 1:
-            raise UserError(f"--data.val_fraction={val_fraction} is not between 0 and 1")
-        limits = [limit for limit in (limit_train, limit_val) if limit is not None]
-        if min(batch_size, eval_batch_size, max_length, *limits) < 1:
-            raise UserError(
-                "--data.batch_size, eval_batch_size, max_length, limit_train and limit_val must be at least 1"
-            )
+            raise UserError(f"`val_fraction={val_fraction}` is not between 0 and 1")
+        check_low(1, batch_size=batch_size, eval_batch_size=eval_batch_size, max_length=max_length)
+        check_low(1, limit_train=limit_train, limit_val=limit_val)
         self.settings = Settings(tokenizer or "word", max_length, max_words, val_fraction, limit_train, seed)
         self.batch_size, self.eval_batch_size, self.num_workers = batch_size, eval_batch_size, num_workers
         self.limit_val = limit_val
@@ -93,14 +102,24 @@ class TextDataModule(pl.LightningDataModule, ABC):
         self.propensity = {"propensity_a": propensity_a, "propensity_b": propensity_b}
         default = os.environ.get("ZOO_CACHE") or Path.home() / ".cache" / "xmc-zoo"
         self.cache_dir = Path(cache_dir or default).expanduser()
-        self.vector_coverage: float | None = None  # share of words that pretrained vectors were found for
-        self.chosen: np.ndarray | None = None  # training documents to take, of `train_targets`; all if not given
-        self.stage: str | None = None  # for whose training documents are served
-        self.augmentation: Augmentation | None = None  # in its stage documents with rare labels come with copies
+        self.vector_coverage: float | None = None  # share of the vocabulary with pretrained vectors
+        self.schedule: Schedule | None = None  # set by `StageSchedule`
+        self.augmentation: Augmentation | None = None  # set by `TailAugment`
+
+    @staticmethod
+    def of(trainer: pl.Trainer) -> TextDataModule | None:
+        """Return the trainer's datamodule; None if there is none, or one of another class."""
+        data = datamodule_of(trainer)
+        return data if isinstance(data, TextDataModule) else None
+
+    @property
+    def stage(self) -> str | None:
+        """Name of the current stage; None without a schedule."""
+        return None if self.schedule is None else self.schedule.stage_name
 
     @abstractmethod
     def find_corpus(self) -> Corpus:
-        """The splits, or `CorpusMissingError` with a line that says where it looked and how to get them."""
+        """Return the splits, or raise `CorpusMissingError` with the places searched and how to get the corpus."""
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -129,35 +148,31 @@ class TextDataModule(pl.LightningDataModule, ABC):
 
     @cached_property
     def space(self) -> LabelSpace:
-        """What models are built from; asking for it prepares the corpus."""
+        """Label space that models are built from; the first access prepares the corpus."""
         space = self.prepared.space
         space.propensity_a, space.propensity_b = self.propensity["propensity_a"], self.propensity["propensity_b"]
         if file := self.label_file():
             texts = read_label_texts(file)
             space.texts = [texts.get(name, "") for name in space.names]
             known = sum(map(bool, space.texts))
-            note(f"{file.name}: texts of {known:,} of the {space.num_labels:,} labels")
+            note(f"{file.name}: descriptions of {known:,} of the {space.num_labels:,} labels")
         return space
 
     def label_file(self) -> Path | None:
-        """Where it stands what labels mean."""
-        if self.label_texts is None:
-            return None
-        if (found := find_file(self.label_texts)) is None:
-            raise UserError(f"no such file: {self.label_texts} (--data.label_texts), nor there under $ZOO_DATA")
-        return found
+        """Path to the label-description file; None if there is none."""
+        return find_files({"label_texts": self.label_texts}).get("label_texts")
 
     def label_batches(self) -> Iterator[Batch]:
-        """Texts of labels as documents, numbered by `rows`; each that has words, once over all processes together.
+        """Yield label descriptions (names if there are none) as documents; `rows` of a batch are label numbers.
 
-        Where nobody has said what labels mean, their names are the texts.
+        Labels without known words are left out. Each of the others comes once over all processes.
         """
         vocabulary, texts = self.prepared.vocabulary, self.space.texts or self.space.names
-        if vocabulary.has_values:  # no text means anything to it
+        if vocabulary.has_values:  # features, which texts cannot be encoded with
             return
         tokens = [np.array(ids) for ids in vocabulary.encode(texts)]
-        nothing = [*vocabulary.special_ids(), vocabulary.unk_id]
-        known = np.flatnonzero([not np.isin(ids, nothing).all() for ids in tokens])
+        uninformative = [*vocabulary.special_ids(), vocabulary.unk_id]
+        known = np.flatnonzero([not np.isin(ids, uninformative).all() for ids in tokens])
         lengths = np.array([len(ids) for ids in tokens])
         for rows in self._sampler(lengths, self.eval_batch_size, known) if len(known) else ():
             labels = [max(row, ~row) for row in rows]
@@ -166,15 +181,15 @@ class TextDataModule(pl.LightningDataModule, ABC):
             yield Batch(ids, mask, none, torch.tensor([max(row, -1) for row in rows]))
 
     def word_vectors(self) -> WordVectors | None:
-        """Initial word embeddings, read once and kept beside the prepared corpus."""
+        """Load the initial word embeddings, which are cached with the prepared corpus."""
         if self.vectors is None:
             return None
         found = find_file(self.vectors)
         if found is None:
-            message = f"no word vectors at {self.vectors}, nor there under $ZOO_DATA"
+            message = f"no word vectors at {self.vectors}, neither as given nor under $ZOO_DATA"
             if self.on_missing == "error":
-                raise UserError(f"{message}; leave out --data.vectors to start from random ones")
-            note(f"{message}: word embeddings start from random ones")
+                raise UserError(f"{message}; leave out `vectors` to initialize word embeddings randomly")
+            warn(f"{message}: word embeddings are initialized randomly")
             return None
         stat = found.stat()
         cached = self.prepared.folder / f"vectors-{found.name}-{stat.st_size}-{stat.st_mtime_ns}.npz"
@@ -182,7 +197,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
             if not cached.exists():
                 vocabulary = self.prepared.vocabulary
                 read = read_vectors(found, vocabulary.words(), vocabulary.size, vocabulary.pad_id, self.seed)
-                with written_whole(cached) as aside:
+                with atomic_write(cached) as aside:
                     np.savez(aside, matrix=read.matrix.numpy(), coverage=read.coverage)
         stored = np.load(cached)
         vectors = WordVectors(torch.from_numpy(stored["matrix"]), float(stored["coverage"]))
@@ -191,23 +206,22 @@ class TextDataModule(pl.LightningDataModule, ABC):
         return vectors
 
     def train_targets(self) -> Targets:
-        """Labels of all training documents, in corpus order."""
+        """Return the labels of all training documents, in corpus order."""
         return self.targets("train")
 
     def targets(self, split: str) -> Targets:
-        """Labels of all documents of a split, in corpus order."""
+        """Return the labels of all documents of a split, in corpus order."""
         return self._rows(split).targets()
 
     def train_words(self, lead: int = 0) -> csr_array:
-        """How often each training document has each token, in corpus order, (documents, vocabulary); see `bags`."""
+        """Return the token counts of training documents, in corpus order, (documents, vocabulary); see `bags`."""
         return self._rows("train").token_counts(self.space.vocab_size, lead)
 
     def _augmentation(self, stage: str | None) -> Augmentation | None:
-        """What is done in this stage, if anything."""
         return self.augmentation if self.augmentation and self.augmentation.stage == stage else None
 
     def documents_of(self, stage: str | None, chosen: np.ndarray | None) -> np.ndarray | None:
-        """Row numbers of a stage's training documents, with those of copies past the end; None means all."""
+        """Return the row numbers of a stage's training documents and their augmented copies; None means all."""
         if (augmentation := self._augmentation(stage)) is None:
             return chosen
         targets = self.train_targets()
@@ -216,30 +230,29 @@ class TextDataModule(pl.LightningDataModule, ABC):
     def augmented(
         self, stage: str, words: csr_array, targets: Targets, rows: np.ndarray | None = None
     ) -> tuple[csr_array, Targets]:
-        """Training documents (`rows` of them, if given) as weights of words, with the copies of this stage added."""
+        """Append the augmented copies of a stage to training documents (`rows`, or all) given as word weights."""
         if (augmentation := self._augmentation(stage)) is None:
             return words, targets
         every = self.train_targets()
         rows = np.arange(len(every)) if rows is None else rows
         copies = augmentation.with_copies(rows, every, self.space)[len(rows) :]
-        return augmentation.with_bags(words, targets, rows, copies, len(every))
+        return augmentation.append_copies(words, targets, rows, copies, len(every))
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        rows, chosen = self._rows("train"), self.documents_of(self.stage, self.chosen)
+        rows = self._rows("train")
+        chosen = self.documents_of(self.stage, None if self.schedule is None else self.schedule.documents)
         epoch = skip = 0
         if self.trainer is not None:
-            # The sampler is given its place when it is built: with worker processes Lightning's own call comes
-            # after they have begun to read, and nobody else skips what was seen before a resume inside an epoch.
-            loop = self.trainer.fit_loop
-            epoch = loop.epoch_progress.current.processed  # type: ignore[attr-defined]
-            skip = loop.epoch_loop.batch_progress.current.ready if loop.restarting else 0
+            # With worker processes, Lightning calls `set_epoch` only after they have started to read, and it does not
+            # skip batches when a run resumes within an epoch. So we pass both to the sampler here.
+            epoch, skip = epochs_done(self.trainer), batches_to_skip(self.trainer)
         sampler = self._sampler(rows.lengths, self.batch_size, chosen, shuffle=True, epoch=epoch, skip=skip)
         if (augmentation := self._augmentation(self.stage)) is None:
             return self._loader(rows, sampler)
         return self._loader(RowsWithCopies(rows, augmentation, self.prepared.vocabulary.special_ids()), sampler)
 
     def pass_dataloader(self, split: str = "train", chosen: np.ndarray | None = None) -> DataLoader[Batch]:
-        """Every document of a split, or each that is chosen, once over all processes together."""
+        """Iterate once over the documents of a split, or the chosen ones, divided among all processes."""
         return self._eval_loader(split, chosen)
 
     def val_dataloader(self) -> DataLoader[Batch]:
@@ -259,7 +272,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
     def _rows(self, split: str) -> EncodedRows:
         rows = self.prepared.rows(split)
         if not len(rows):
-            raise UserError(f"{self.corpus_name}: there are no {split} documents")
+            raise UserError(f"{self.corpus_name} has no {split} documents")
         return rows
 
     def _sampler(
@@ -274,17 +287,28 @@ class TextDataModule(pl.LightningDataModule, ABC):
         return DataLoader(
             rows,
             sampler=sampler,
-            batch_size=None,  # the sampler yields whole batches, the rows collate them
+            batch_size=None,  # the sampler yields batches of row numbers, which the dataset collates
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
-            # of its own: otherwise each new iterator draws from the global state, and a resumed run makes one fewer
+            # Without a generator, every new iterator draws from the global one, so a resumed run would differ.
             generator=torch.Generator().manual_seed(self.seed),
         )
 
 
 def find_file(path: str) -> Path | None:
-    """The path as given, or under $ZOO_DATA."""
+    """Find a file at the path as given, or under $ZOO_DATA; None if it is in neither."""
     places = [Path(path).expanduser()]
     if root := os.environ.get("ZOO_DATA"):
         places.append(Path(root).expanduser() / path)
     return next((place for place in places if place.is_file()), None)
+
+
+def find_files(given: Mapping[str, str | None]) -> dict[str, Path]:
+    """Find the files of settings that are not None, or raise `UserError` with the name of the setting."""
+    found = {}
+    for setting, path in given.items():
+        if path is not None:
+            if (place := find_file(path)) is None:
+                raise UserError(f"no such file: {path} (`{setting}`), neither as given nor under $ZOO_DATA")
+            found[setting] = place
+    return found

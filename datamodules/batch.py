@@ -1,4 +1,4 @@
-"""What flows from data to models: `Batch`, its `Targets`, and the `LabelSpace` that both sides agree on."""
+"""Interface between data and models: `Batch`, its `Targets`, and the `LabelSpace`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-FREQUENCY_CLASSES = ("few", "medium", "many")  # up to 20 training documents, up to 100, more
+from zoo.core.metrics import frequency_class
 
 
 @dataclass
 class Movable:
-    """A dataclass of tensors that moves between devices as a whole."""
+    """Dataclass of tensors that can be moved between devices."""
 
     def _map(self, method: str, *args: Any, **kwargs: Any) -> Self:
         parts = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -31,10 +31,10 @@ class Movable:
 
 @dataclass
 class Targets(Movable):
-    """Positive labels in CSR form: document i owns `indices[indptr[i]:indptr[i + 1]]`, ascending and unique.
+    """Positive labels in CSR form: document i has `indices[indptr[i]:indptr[i + 1]]`, ascending and unique.
 
-    An index at or past the number of labels stands for a label that training never saw: no head can
-    predict it, and every metric counts it as a miss.
+    Indices from the number of labels on are labels without training documents: no head can predict them, and every
+    metric counts them as misses.
     """
 
     indptr: Tensor  # (batch + 1,) int64
@@ -45,34 +45,39 @@ class Targets(Movable):
 
     @property
     def counts(self) -> Tensor:
-        """Number of labels of each document, (batch,)."""
+        """Number of positive labels of each document, (batch,)."""
         return self.indptr.diff()
 
     @property
     def rows(self) -> Tensor:
-        """The document of each positive, (positives,)."""
+        """Document of each positive, (positives,)."""
         documents = torch.arange(len(self), device=self.indptr.device)
-        return documents.repeat_interleave(self.counts, output_size=len(self.indices))  # its size known: no GPU sync
+        return documents.repeat_interleave(self.counts, output_size=len(self.indices))  # output_size avoids a GPU sync
+
+    @property
+    def places(self) -> Tensor:
+        """Index of each positive within its document, from 0, (positives,)."""
+        return torch.arange(len(self.indices), device=self.indices.device) - self.indptr[self.rows]
 
     def below(self, num_labels: int) -> Targets:
-        """Without the labels from `num_labels` on."""
+        """Remove labels from `num_labels` on."""
         return self.part(0, num_labels)
 
     def part(self, start: int, stop: int) -> Targets:
-        """The labels from `start` to before `stop` alone, numbered from 0."""
+        """Select the labels in [start, stop), renumbered from 0."""
         inside = (self.indices >= start) & (self.indices < stop)
-        before = torch.cat([self.indptr.new_zeros(1), inside.cumsum(0)])  # those inside before each place
+        before = torch.cat([self.indptr.new_zeros(1), inside.cumsum(0)])
         return Targets(before[self.indptr], self.indices[inside] - start)
 
     def take(self, documents: Tensor) -> Targets:
-        """Those of some documents, in the order given; a document may be there more than once."""
+        """Select documents, in the given order; a document may be repeated."""
         counts = self.counts[documents]
         indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         shift = (self.indptr[documents] - indptr[:-1]).repeat_interleave(counts)
         return Targets(indptr, self.indices[torch.arange(len(shift), device=shift.device) + shift])
 
     def dense(self, num_labels: int) -> Tensor:
-        """0/1 matrix (batch, num_labels); labels past `num_labels` have no column."""
+        """Convert to a 0/1 matrix (batch, num_labels); labels from `num_labels` on are dropped."""
         known = self.below(num_labels)
         out = torch.zeros(len(self), num_labels, device=self.indices.device)
         out[known.rows, known.indices] = 1.0
@@ -87,19 +92,34 @@ class Targets(Movable):
 
 @dataclass
 class Batch(Movable):
-    """Documents as padded token ids; `mask` is True on real tokens, and every row has at least one."""
+    """Batch of documents as padded token ids.
 
-    ids: Tensor  # (batch, length) int64
-    mask: Tensor  # (batch, length) bool
+    Attributes:
+        ids: token ids, (batch, length) int64.
+        mask: True for real tokens, (batch, length) bool; every document has at least one.
+        targets: labels.
+        rows: row number of each document in its split, (batch,). Numbers past the end are augmented copies. -1 marks
+            a document that was repeated to fill the batch, and that metrics ignore.
+        values: feature values, (batch, length); None for texts.
+    """
+
+    ids: Tensor
+    mask: Tensor
     targets: Targets
-    rows: Tensor  # (batch,) position in the corpus, past its end for a copy; -1 marks a repeat, not to be counted
-    values: Tensor | None = None  # (batch, length) of features in a corpus that has no texts; a word counts 1
+    rows: Tensor
+    values: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
+    def take(self, documents: Tensor) -> Batch:
+        """Select documents, in the given order."""
+        values = None if self.values is None else self.values[documents]
+        targets = self.targets.take(documents)
+        return Batch(self.ids[documents], self.mask[documents], targets, self.rows[documents], values)
+
     def first(self, length: int | None) -> Batch:
-        """The same documents with their first tokens only; all of them where no length is given."""
+        """Truncate documents to `length` tokens; None keeps all."""
         if length is None or length >= self.ids.shape[1]:
             return self
         values = None if self.values is None else self.values[:, :length]
@@ -108,25 +128,39 @@ class Batch(Movable):
 
 @dataclass
 class LabelSpace:
-    """Facts of a corpus that models are built from: plain values, so that a checkpoint stays `weights_only` safe.
+    """Labels and statistics of a corpus that models are built from.
 
-    Labels are numbered by falling training count. `unseen` labels, which only validation or test documents
-    carry, are numbered after them.
+    Labels are sorted by decreasing number of training documents. All fields are plain values, so checkpoints can be
+    loaded with `weights_only=True`.
+
+    Attributes:
+        names: label names.
+        counts: number of training documents of each label.
+        num_documents: number of training documents.
+        vocab_size: number of token ids.
+        pad_id: token id of padding.
+        unseen: names of labels without training documents, numbered after `names`.
+        reference_counts: counts of `names` and `unseen` in the whole training set, including a validation part that
+            was split off; propensities are computed from these.
+        reference_documents: number of documents of the whole training set.
+        propensity_a: constant A of the propensity model.
+        propensity_b: constant B of the propensity model.
+        added: number of labels at the end of `names` that were added to a trained model; they are always tail labels.
+        texts: descriptions of `names`; empty if there are none.
     """
 
     names: list[str]
-    counts: list[int]  # training documents of each label
-    num_documents: int  # training documents
+    counts: list[int]
+    num_documents: int
     vocab_size: int
     pad_id: int = 0
     unseen: list[str] = field(default_factory=list)
-    # Propensities refer to the whole training set, a validation part that was split off it included.
-    reference_counts: list[int] = field(default_factory=list)  # of `names`, then of `unseen`
+    reference_counts: list[int] = field(default_factory=list)
     reference_documents: int = 0
     propensity_a: float = 0.55
     propensity_b: float = 1.5
-    added: int = 0  # the last of `names`, which a trained model learned later: tail in every split
-    texts: list[str] = field(default_factory=list)  # what `names` mean, in words; empty where nobody has said it
+    added: int = 0
+    texts: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.reference_counts = self.reference_counts or [*self.counts, *(0 for _ in self.unseen)]
@@ -134,18 +168,18 @@ class LabelSpace:
 
     @property
     def num_labels(self) -> int:
-        """Labels that a head scores."""
+        """Number of labels that a head scores."""
         return len(self.names)
 
     @property
     def num_all(self) -> int:
-        """Labels that targets may hold: the known ones, then the unseen."""
+        """Number of labels in targets: known and unseen ones."""
         return len(self.names) + len(self.unseen)
 
     def grown(self, documents: Mapping[str, int]) -> LabelSpace:
-        """With new labels at the end, in this order, each with its number of documents; none of them is unseen then.
+        """Append labels, given with their numbers of documents; those that were `unseen` no longer are.
 
-        A reference count may hold the same documents already: it becomes the larger number, not the sum.
+        Reference counts may already include these documents, so they become the maximum, not the sum.
         """
         references = dict(zip([*self.names, *self.unseen], self.reference_counts, strict=True))
         references |= {name: max(count, references.get(name, 0)) for name, count in documents.items()}
@@ -161,7 +195,7 @@ class LabelSpace:
         )
 
     def with_more(self, documents: Mapping[str, int]) -> LabelSpace:
-        """With more documents of added labels; others keep their counts, which decide what is head or tail."""
+        """Increase the counts of added labels. Other labels keep theirs, which define the head-tail split."""
         counts, references = list(self.counts), list(self.reference_counts)
         for label in range(self.num_labels - self.added, self.num_labels):
             counts[label] += documents.get(self.names[label], 0)
@@ -169,7 +203,7 @@ class LabelSpace:
         return replace(self, counts=counts, reference_counts=references)
 
     def part(self, start: int, stop: int) -> LabelSpace:
-        """The labels from `start` to before `stop` alone, numbered from 0, of the same documents."""
+        """Select the labels in [start, stop), renumbered from 0; the documents stay the same."""
         return replace(
             self,
             names=self.names[start:stop],
@@ -181,24 +215,24 @@ class LabelSpace:
         )
 
     def prior(self) -> Tensor:
-        """Share of training documents with each label, (num_labels,), never exactly 0 or 1."""
+        """Share of training documents with each label, smoothed to lie in (0, 1), (num_labels,)."""
         share = (torch.tensor(self.counts, dtype=torch.float64) + 0.5) / (self.num_documents + 1)
-        return share.float().clamp(1e-9, 1 - 1e-7)  # in a large corpus a float rounds to 1
+        return share.float().clamp(1e-9, 1 - 1e-7)  # float32 may round to 1 in a large corpus
 
     def inverse_propensity(self) -> Tensor:
-        """1 / p of each known and unseen label, (num_all,) float64: 1 + C (n + B)^-A (Jain et al. 2016)."""
+        """Inverse propensities 1 + C (n + B)^-A (Jain et al. 2016) of known and unseen labels, (num_all,) float64."""
         a, b = self.propensity_a, self.propensity_b
         c = (math.log(max(self.reference_documents, 3)) - 1) * (b + 1) ** a
         weights: Tensor = 1 + c * (torch.tensor(self.reference_counts, dtype=torch.float64) + b) ** -a
         return weights
 
     def frequency_class(self) -> Tensor:
-        """0 few (n <= 20), 1 medium (n <= 100), 2 many, for known and unseen labels, (num_all,)."""
+        """Index into `FREQUENCY_CLASSES` of known and unseen labels, (num_all,)."""
         counts = torch.tensor([*self.counts, *(0 for _ in self.unseen)])
-        return (counts > 20).long() + (counts > 100).long()
+        return torch.from_numpy(frequency_class(counts.numpy()))
 
     def by_frequency(self) -> Tensor:
-        """Label numbers by falling count, ties by number, (num_labels,)."""
+        """Labels sorted by decreasing count, ties by number, (num_labels,)."""
         return torch.tensor(self.counts).argsort(descending=True, stable=True)
 
     def head_by_count(self, threshold: int) -> Tensor:
@@ -206,7 +240,7 @@ class LabelSpace:
         return (torch.tensor(self.counts) >= threshold) & self._trained()
 
     def head_by_tail_size(self, num_tail: int) -> Tensor:
-        """Mask of all labels but the `num_tail` rarest (HTTN's split)."""
+        """Mask of all labels except the `num_tail` rarest (HTTN's split)."""
         return self._first(self.num_labels - self.added - num_tail)
 
     def head_by_fraction(self, fraction: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Batches of like length that can start in the middle of an epoch."""
+"""Batch sampler that groups documents of similar length and can resume within an epoch."""
 
 from __future__ import annotations
 
@@ -7,15 +7,26 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import Sampler
 
-POOL = 64  # batches that are sorted by length together: larger pads less and shuffles less
+POOL = 64  # batches sorted by length together; larger pools mean less padding but less random batches
 
 
 class LengthBatches(Sampler[list[int]]):
-    """Lists of row numbers; each row (each of `chosen`, if given) comes once in an epoch, over all ranks together.
+    """Sampler of batches of row numbers. Each row comes once per epoch, over all ranks together.
 
-    The order is a function of (seed, epoch) alone. Rows are shuffled, sorted by length within pools, cut into
-    groups of `batch_size * world` that every rank takes its share of, and the groups are shuffled. Where rows
-    do not suffice for all ranks, a rank repeats one as `~row`: to be computed, not to be counted.
+    Rows are shuffled, sorted by length within pools and divided into groups of `batch_size * world`, which are shuffled
+    and shared by all ranks. The order depends on (seed, epoch) only. A rank without a row of its own repeats one as
+    `~row`, which is computed, but not counted.
+
+    Args:
+        lengths: number of tokens of each row.
+        batch_size: rows in a batch, per rank.
+        chosen: rows to sample from; all by default. Numbers past the end are augmented copies.
+        shuffle: whether to shuffle; otherwise rows come by decreasing length.
+        seed: random seed.
+        rank: rank of this process.
+        world: number of processes.
+        epoch: current epoch.
+        skip: number of batches of the first epoch that were seen before a resume.
     """
 
     def __init__(
@@ -32,7 +43,6 @@ class LengthBatches(Sampler[list[int]]):
         skip: int = 0,
     ) -> None:
         self.chosen = chosen
-        # numbers past the end are of copies
         self.lengths = lengths if chosen is None else lengths[chosen % max(len(lengths), 1)]
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.rank, self.world, self.epoch, self.skip = rank, world, epoch, skip
@@ -42,20 +52,20 @@ class LengthBatches(Sampler[list[int]]):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return len(self._cuts()) - 1
+        return len(self._bounds()) - 1
 
     def __iter__(self) -> Iterator[list[int]]:
-        skip, self.skip = self.skip, 0  # batches seen before a resume, in the first epoch only
+        skip, self.skip = self.skip, 0
         random = np.random.default_rng((self.seed, self.epoch))
-        rows, cuts = self._rows(random), self._cuts()
-        order = random.permutation(len(cuts) - 1) if self.shuffle else np.arange(len(cuts) - 1)
+        rows, bounds = self._rows(random), self._bounds()
+        order = random.permutation(len(bounds) - 1) if self.shuffle else np.arange(len(bounds) - 1)
         for group in order[skip:]:
-            start, stop = cuts[group : group + 2]
+            start, stop = bounds[group : group + 2]
             mine = rows[start + self.rank : stop : self.world].tolist()
             yield mine or [~int(rows[start])]
 
     def _rows(self, random: np.random.Generator) -> np.ndarray:
-        """Row numbers in the order in which groups are cut from them; sorted in place, for there may be millions."""
+        """Order the rows before they are divided into groups; in place, since there may be millions."""
         size = len(self.lengths)
         places = random.permutation(size) if self.shuffle else np.arange(size)
         pool = self.batch_size * self.world * POOL if self.shuffle else max(size, 1)
@@ -64,8 +74,8 @@ class LengthBatches(Sampler[list[int]]):
             part[:] = part[np.argsort(-self.lengths[part], kind="stable")]
         return places if self.chosen is None else self.chosen[places]
 
-    def _cuts(self) -> np.ndarray:
-        """Where groups begin and end; a last one that is too small for all ranks joins the one before."""
+    def _bounds(self) -> np.ndarray:
+        """Boundaries of the groups; a last group that is too small for all ranks joins the one before."""
         size, step = len(self.lengths), self.batch_size * self.world
-        cuts = np.append(np.arange(0, size, step), size)
-        return np.delete(cuts, -2) if len(cuts) > 2 and cuts[-1] - cuts[-2] < self.world else cuts
+        bounds = np.append(np.arange(0, size, step), size)
+        return np.delete(bounds, -2) if len(bounds) > 2 and bounds[-1] - bounds[-2] < self.world else bounds

@@ -1,23 +1,19 @@
 """Heads: `Features` in, a loss or a ranking of labels out. Pure torch."""
 
-from heads.adaptive_clusters import AdaptiveClusters
-from heads.attentionxml import AttentionXML
-from heads.base import DenseHead, Head, Ranking, TransitionContext
-from heads.bbn import BBN
-from heads.decoupled import Decoupled
-from heads.experts import Experts
-from heads.label_attention import LabelwiseHead
-from heads.lightxml import LightXML
-from heads.linear import Linear
-from heads.linear_engine import LinearEngine
-from heads.lsan import LSAN
-from heads.omikuji_trees import Bonsai, Parabel
-from heads.plt import PLT, TreeHead
-from heads.prototype_transfer import PrototypeTransfer
-from heads.pvae_augmentor import PvaeAugmentor
-from heads.rerank import Rerank
-from heads.svm import OneVsRestSvm
-from heads.wide import Wide
+from typing import TYPE_CHECKING
+
+from zoo.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from heads.attention import LSAN, AttentionXML, LabelwiseHead
+    from heads.augment import PvaeAugmentor
+    from heads.base import DenseHead, Head, Ranking, TransitionContext
+    from heads.engines import Bonsai, LinearEngine, OneVsRestSvm, Parabel
+    from heads.experts import AdaptiveClusters, Experts
+    from heads.linear import Linear
+    from heads.tail import BBN, Decoupled, Rerank, Wide
+    from heads.transfer import PrototypeTransfer
+    from heads.tree import PLT, LightXML, TreeHead
 
 __all__ = [
     "BBN",
@@ -44,3 +40,4 @@ __all__ = [
     "TreeHead",
     "Wide",
 ]
+__getattr__, __dir__ = lazy_names(__name__)

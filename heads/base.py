@@ -1,11 +1,11 @@
-"""The head contract: a loss for training, a ranking for everything else."""
+"""The head contract: `loss` for training, `rank` for everything else."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,78 +14,145 @@ from torch import Tensor, nn
 
 from backbones.base import Backbone, Features
 from datamodules.batch import Batch, LabelSpace, Targets
-from datamodules.errors import UserError
+from heads.losses import BCE, MakeLoss
+from zoo.core.errors import UserError
+from zoo.core.errors import check_low as check_low
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The best k labels of each document, best first; rows with fewer candidates end in label -1, score 0."""
+    """The k best labels of each document, best first; rows with fewer candidates are padded with label -1, score 0."""
 
     scores: Tensor  # (batch, k), probabilities
     labels: Tensor  # (batch, k) int64
 
 
-class TransitionContext(Protocol):
-    """What a head may use in a transition, between stages or epochs, which runs on every process at once."""
+class TransitionContext:
+    """Data and collective operations for a head's transition between stages or epochs.
 
-    seed: int  # of the run: draws that begin with it are the same on every process
-    first: bool  # whether this is the first process: when the transition ends, all heads become like its own
-    backbone: Backbone
-    epoch: int  # within the stage, from 0; 0 on entering it
+    All processes run a transition at the same point. This class serves a single process with encoded documents in
+    memory, as in tests and notebooks; a run uses `callbacks.transition.TrainerContext`.
+
+    Args:
+        features: encoded training documents, in corpus order.
+        targets: labels of the training documents.
+        words: token counts of the training documents, (documents, vocabulary).
+        val: features and labels of the validation documents.
+        labels: batches of encoded label texts; `rows` of a batch are the labels.
+        backbone: the encoder, for heads that change it.
+        seed: seed of the run, the same on every process.
+        epoch: epoch within the stage, from 0; 0 when the stage is entered.
+        first: whether this is the first process. After the transition, its head is broadcast to all others.
+        batch_size: documents per batch of features.
+    """
+
+    def __init__(
+        self,
+        features: Features | None = None,
+        targets: Targets | None = None,
+        words: csr_array | None = None,
+        val: tuple[Features, Targets] | None = None,
+        labels: Iterable[tuple[Features, Batch]] = (),
+        backbone: Backbone | None = None,
+        seed: int = 0,
+        epoch: int = 0,
+        first: bool = True,
+        batch_size: int = 256,
+    ) -> None:
+        self.features, self.targets, self.words, self.val, self.labels = features, targets, words, val, list(labels)
+        self.backbone, self.seed, self.epoch, self.first = backbone, seed, epoch, first
+        self.batch_size = batch_size
+        self.logged: dict[str, float] = {}
 
     def train_targets(self) -> Targets:
         """Labels of all training documents, in corpus order."""
+        return present(self.targets, "targets")
 
     def train_words(self, lead: int = 0) -> csr_array:
-        """How often each training document has each token, in corpus order, (documents, vocabulary).
+        """Token counts of the training documents, in corpus order, (documents, vocabulary).
 
-        With `lead`, further columns are of the words and pairs of words that it begins with, see `datamodules.bags`.
+        With `lead`, there are further columns for the words and word pairs at the beginning of documents, see
+        `datamodules.prepare.bags`.
         """
+        return present(self.words, "words")
 
     def augmented(self, words: csr_array, targets: Targets, rows: Tensor | None = None) -> tuple[csr_array, Targets]:
-        """All training documents (`rows` of them, if given) as weights of words, and their labels: with the copies
-        added that the stage gives to documents with rare labels, if it does."""
+        """Append the stage's augmented copies to word weights and labels of all training documents, or of `rows`.
+
+        Copies come from `TailAugment`; without it the input is returned.
+        """
+        return words, targets
 
     def train_features(self, rows: Tensor | None = None) -> Iterator[tuple[Features, Batch]]:
-        """Every training document (each of `rows`, if given) once over all processes together, in evaluation mode.
+        """Encode all training documents, or `rows`, in evaluation mode: each once over all processes together.
 
-        `batch.rows` numbers them, in corpus order.
+        `batch.rows` are positions in the corpus.
         """
+        targets = self.train_targets()
+        return self._batches(present(self.features, "features"), targets, self._share(len(targets), rows))
 
     def val_targets(self) -> Targets:
         """Labels of all validation documents, in corpus order."""
+        return present(self.val, "val")[1]
 
     def val_features(self) -> Iterator[tuple[Features, Batch]]:
-        """Every validation document once over all processes together, in evaluation mode."""
+        """Encode all validation documents in evaluation mode: each once over all processes together."""
+        features, targets = present(self.val, "val")
+        return self._batches(features, targets, self._share(len(targets), None))
 
     def label_features(self) -> Iterator[tuple[Features, Batch]]:
-        """The text of every label that has known words, once over all processes together, in evaluation mode.
+        """Encode the texts of all labels with known words: each once over all processes together.
 
-        `batch.rows` are the labels. Where the corpus does not say what labels mean, their names are the texts.
+        `batch.rows` are the labels. Texts are label descriptions, or else label names.
         """
+        return iter(self.labels)
 
     def track(self, items: Iterable[T], what: str) -> Iterator[T]:
-        """The items of a long loop, as many on every process: with a progress bar, and SIGTERM ends it."""
+        """Iterate over the items of a long loop, the same number on every process, with a progress bar in a run.
+
+        SIGTERM ends the loop.
+        """
+        return iter(items)
 
     def sum(self, value: Tensor) -> Tensor:
-        """The sum of `value` over all processes."""
+        """Sum of `value` over all processes."""
+        return value.clone()
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Numbers worth keeping, for the logger."""
+        """Log values, in a run to its loggers."""
+        self.logged.update(values)
+
+    def _share(self, size: int, rows: Tensor | None) -> Tensor:
+        """Rows that this process reads."""
+        return torch.arange(size) if rows is None else rows
+
+    @torch.no_grad()
+    def _batches(self, features: Features, targets: Targets, rows: Tensor) -> Iterator[tuple[Features, Batch]]:
+        for part in torch.split(rows, self.batch_size):
+            found = features.take(part)
+            empty = Batch(torch.zeros(found.mask.shape, dtype=torch.long), found.mask, targets, part)
+            batch = replace(found.batch or empty, targets=targets.take(part), rows=part)
+            yield replace(found, batch=batch), batch
+
+
+def present(value: T | None, name: str) -> T:
+    if value is None:
+        raise ValueError(f"this TransitionContext was made without `{name}`")
+    return value
 
 
 class Head(nn.Module, ABC):
-    """Scores labels from features. `DenseHead` is the short way to a new one.
+    """Base class of heads; implement `loss` and `rank`, or derive from `DenseHead`.
 
-    A method that takes a `TransitionContext` can be named in `on_enter` and `each_epoch` of a stage; one that takes
-    the training `Targets` and a seed, and returns row numbers, in its `documents`. Of a head that has others in it,
-    theirs go by dotted names, such as `inner.fit`.
+    Methods that take a `TransitionContext` are transitions: a stage names them in `on_enter` or `each_epoch`. Methods
+    that take the training `Targets` and a seed and return row numbers choose training documents: a stage names them in
+    `documents`. Methods of inner heads have dotted names, such as `inner.fit`.
     """
 
-    needs_tokens: bool = False  # True: refuses a backbone that has no token states
-    needs_layers: int = 1  # refuses a backbone with fewer layers
+    needs_tokens: bool = False  # needs a backbone with token states
+    needs_layers: int = 1  # least number of backbone layers
 
     def __init__(self, dim: int, space: LabelSpace) -> None:
         super().__init__()
@@ -93,104 +160,101 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, features: Features, targets: Targets, stage: str) -> dict[str, Tensor]:
-        """Loss terms of a stage; the one to minimise is `loss`. Sum over labels, mean over documents."""
+        """Loss terms by name; `loss` is the one to minimise. Sum over labels, mean over documents."""
 
     @abstractmethod
     def rank(self, features: Features, k: int) -> Ranking:
-        """The k best labels."""
+        """Rank the k best labels of each document."""
 
     def rankings(self, features: Features, k: int) -> dict[str, Ranking]:
-        """Its own ranking, named "", and those of parts that rank labels too, by name: each is measured."""
+        """Rankings to evaluate, by name; "" is the head's own."""
         return {"": self.rank(features, k)}
 
     def checks(self, features: Features, targets: Targets) -> dict[str, Tensor]:
-        """Numbers of its own for each validation and test document, (batch,), by name; NaN where there is none."""
+        """Head-specific metrics of validation and test documents, (batch,), by name; NaN if undefined."""
         return {}
 
     def weight_norms(self) -> Tensor | None:
-        """Length of the weights of each label, without its bias, (num_labels,); None where it has none of its own."""
+        """Norm of each label's weights, without its bias, (num_labels,); None if weights are shared."""
         return None
 
     def attention_weights(self, features: Features, labels: Tensor) -> Tensor | None:
-        """How much each of `labels` (batch, n) looks at each token, (batch, n, length); None where labels do not."""
+        """Attention of `labels` (batch, n) over the tokens, (batch, n, length); None without label attention."""
         return None
 
     @property
     def pending(self) -> tuple[str, ...]:
-        """Transitions without which the head is of no use: some stage that is to come must name them in `on_enter`."""
+        """Transitions that the head still needs: a later stage must name them in `on_enter`."""
         return tuple(f"{name}.{method}" for name, part in self.inner_heads.items() for method in part.pending)
 
     @property
     def inner_heads(self) -> dict[str, Head]:
-        """Heads that are part of it, by name."""
+        """Heads that this one wraps, by name."""
         return {name: child for name, child in self.named_children() if isinstance(child, Head)}
 
     def check_plan(self, transitions: Sequence[str]) -> None:
-        """Refuse transitions of the stages to come, in their order, that make no sense together."""
+        """Raise a `UserError` if the transitions of the remaining stages, in order, do not make sense together."""
         for name, part in self.inner_heads.items():
             part.check_plan([t.removeprefix(f"{name}.") for t in transitions if t.startswith(f"{name}.")])
 
     def learn_labels(self, space: LabelSpace, examples: Iterable[tuple[Features, Targets]]) -> None:
-        """Without training: take in the labels that `space` has at its end, and update known ones, from documents."""
-        raise UserError(f"{type(self).__name__} cannot make a classifier from a few documents: PrototypeTransfer can")
+        """Add the labels at the end of `space`, and update known ones, from example documents, without training."""
+        raise UserError(f"{type(self).__name__} cannot add labels from a few documents: use PrototypeTransfer")
 
 
 class DenseHead(Head):
-    """A head with one logit for each label: write `forward`, get loss and ranking."""
+    """Base class of heads with one logit per label; implement `forward`.
+
+    Args:
+        loss: loss of the labels, see `heads.losses`. Default: binary cross-entropy.
+    """
+
+    def __init__(self, dim: int, space: LabelSpace, loss: MakeLoss | None = None) -> None:
+        super().__init__(dim, space)
+        self.criterion = (loss or BCE)(space)
 
     @abstractmethod
     def forward(self, features: Features) -> Tensor:
         """Logits (batch, num_labels)."""
 
     def loss(self, features: Features, targets: Targets, stage: str) -> dict[str, Tensor]:
-        return {"loss": bce(self(features), targets)}
+        return {"loss": self.criterion(self(features), targets)}
 
     def rank(self, features: Features, k: int) -> Ranking:
-        # In single precision: half of it makes ties among the best, which go to the more frequent labels.
+        # In single precision: half precision makes ties, which are broken in favour of frequent labels.
         with torch.autocast(features.pooled.device.type, enabled=False):
             return ranked(self(features.float()), k)
 
 
-def check_low(low: float, **values: float | None) -> None:
-    """Settings of a head, by name, that are none or at least `low`."""
-    for name, value in values.items():
-        if value is not None and not value >= low:
-            raise UserError(f"--model.head.{name}={value} is too low: the lowest is {low:g}")
-
-
-def bce(logits: Tensor, targets: Targets) -> Tensor:
-    """Binary cross-entropy, summed over labels and averaged over documents: the zoo's one convention.
-
-    Equals sum softplus(x) - sum over positives of x, so that no dense target matrix is needed.
-    """
-    logits = logits.float()
-    last = logits.shape[1] - 1
-    positives = logits[targets.rows, targets.indices.clamp_max(last)] * (targets.indices <= last)
-    return (F.softplus(logits).sum() - positives.sum()) / len(logits)
-
-
 def probabilities(logits: Tensor) -> Tensor:
-    """Sigmoid in single precision, the same wherever a logit stands: on a CPU its last bit depends on the place."""
+    """Sigmoid in single precision, via double: the last bit of a float sigmoid on a CPU depends on its position."""
     return (logits if logits.device.type == "mps" else logits.double()).sigmoid().float()  # MPS has no double
 
 
 def ranked(logits: Tensor, k: int) -> Ranking:
-    """The k best labels by logit: the sigmoid of sure ones rounds to one and the same number."""
+    """The k best labels with their probabilities, ranked by logit: large probabilities round to ties."""
     top = top_labels(logits.float(), k)
     return Ranking(probabilities(top.scores) * (top.labels >= 0), top.labels)
 
 
+def top_candidates(scores: Tensor, labels: Tensor, k: int) -> Ranking:
+    """The k best of candidate labels (batch, n), the first of ties; padded with -1 where scores are -inf."""
+    best = top_labels(scores, k)
+    known = (best.labels >= 0) & (best.scores > -torch.inf)
+    return Ranking(best.scores, labels.gather(1, best.labels.clamp_min(0)).where(known, -1))
+
+
 def top_labels(scores: Tensor, k: int) -> Ranking:
-    """The k largest of dense scores (batch, labels); short rows are filled with label -1."""
+    """The k largest of dense scores (batch, labels), the lower label of ties; short rows are padded with -1."""
     size = min(k, scores.shape[1])
     values, labels = scores.topk(size, dim=1)
-    # Of equal scores topk takes any, in any order: lower labels, the more frequent ones, are to go first.
+    # topk breaks ties arbitrarily: sort by label, then stably by score.
     labels, by_label = labels.sort(dim=1)
     values, best = values.gather(1, by_label).sort(dim=1, descending=True, stable=True)
     labels = labels.gather(1, best)
-    cut_among_equals = (scores >= values[:, -1:]).sum(1) > size
-    if cut_among_equals.any():
-        ordered = scores[cut_among_equals].sort(dim=1, descending=True, stable=True)
-        labels[cut_among_equals] = ordered.indices[:, :size]
-    short = (0, k - size)
-    return Ranking(F.pad(values, short), F.pad(labels, short, value=-1))
+    tied_at_k = (scores >= values[:, -1:]).sum(1) > size
+    if tied_at_k.any():
+        ordered = scores[tied_at_k].sort(dim=1, descending=True, stable=True)
+        labels[tied_at_k] = ordered.indices[:, :size]
+    padding = (0, k - size)
+    return Ranking(F.pad(values, padding), F.pad(labels, padding, value=-1))

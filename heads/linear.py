@@ -1,4 +1,4 @@
-"""The plainest head: what every other one has to beat."""
+"""Linear classifiers, the baseline of all heads."""
 
 from __future__ import annotations
 
@@ -8,29 +8,37 @@ from torch import Tensor, nn
 from backbones.base import Features
 from datamodules.batch import LabelSpace
 from heads.base import DenseHead, check_low
+from heads.losses import MakeLoss
 
 
 class Linear(DenseHead):
-    """One linear classifier for each label on the document's vector, all trained jointly.
+    """One linear classifier per label on the document's vector, all trained jointly.
 
     Args:
-        hidden: a linear map to so many dimensions comes before it; 128 makes HTTN's Joint baseline.
-        dropout: before the classifiers.
-        layers: take the document's vectors of so many last layers side by side; 5, with dropout 0.5, are LightXML's.
+        hidden: width of a linear projection before the classifiers; 128 is the baseline Joint of HTTN. Default: none.
+        dropout: dropout rate before the classifiers.
+        layers: number of last layers whose document vectors are concatenated; 5, with dropout 0.5, is LightXML's.
+        loss: loss of the labels, see `heads.losses`. Default: binary cross-entropy.
     """
 
     def __init__(
-        self, dim: int, space: LabelSpace, hidden: int | None = None, dropout: float = 0.0, layers: int = 1
+        self,
+        dim: int,
+        space: LabelSpace,
+        hidden: int | None = None,
+        dropout: float = 0.0,
+        layers: int = 1,
+        loss: MakeLoss | None = None,
     ) -> None:
-        super().__init__(dim, space)
+        super().__init__(dim, space, loss)
         check_low(1, layers=layers, hidden=hidden)
         self.needs_layers = layers
         self.project = nn.Linear(layers * dim, hidden) if hidden else nn.Identity()
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(hidden or layers * dim, space.num_labels)
         with torch.no_grad():
-            # Begin at the label prior: otherwise the first epochs only learn that labels are rare.
-            self.classifier.bias.copy_(space.prior().logit())
+            # Start at the label prior (under BCE): otherwise the first epochs only learn that labels are rare.
+            self.classifier.bias.copy_(self.criterion.start_logits(space))
 
     def forward(self, features: Features) -> Tensor:
         last = [features.vector(layer) for layer in range(-self.needs_layers, 0)]

@@ -1,21 +1,12 @@
 """A model zoo with plug-in heads for long-tailed and extreme multi-label text classification."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from typing import TYPE_CHECKING, Any
+from zoo.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from zoo.tagger import Tag, Tagger, load
+    from zoo.core.version import __version__
+    from zoo.training.tagger import Tag, Tagger, load
 
-__all__ = ["Tag", "Tagger", "load"]
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """Imported when asked for: commands that only read files do not wait seconds for Lightning."""
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from zoo import tagger
-
-        return getattr(tagger, name)
+__all__ = ["Tag", "Tagger", "__version__", "load"]
+__getattr__, __dir__ = lazy_names(__name__)

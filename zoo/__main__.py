@@ -1,4 +1,4 @@
-from zoo.start import main
+from zoo.commands.main import main
 
 if __name__ == "__main__":
     main()

@@ -2,13 +2,14 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from datamodules.sample import SampleCorpus
-from tests.encoders import save_bert
-from zoo.cli import main
+from datamodules.synthetic import SampleCorpus
+from tests.support.encoders import save_bert
+from zoo.commands.main import main
 
 TINY = """
 data:
@@ -71,16 +72,22 @@ def fit(tiny, tmp_path):
 
 @pytest.fixture
 def fails(capsys):
-    """Run a command that must end in exit code 2 and one line; returns the line."""
+    """Run a command that must end in exit code 2 and one line with all of `names`; returns the line.
 
-    def run(*args: str) -> str:
+    `names` are options, files and values: tests do not depend on the wording.
+    """
+
+    def run(*args: str, names: Sequence[object] = ()) -> str:
         capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
             main(list(args))
-        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        error = capsys.readouterr().err
+        lines = [line.removeprefix("error: ") for line in error.splitlines() if line.startswith("error: ")]
         assert stop.value.code == 2
         assert len(lines) == 1
-        return lines[0].removeprefix("error: ")
+        assert "Traceback" not in error
+        assert [name for name in names if str(name) not in lines[0]] == [], lines[0]
+        return lines[0]
 
     return run
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import zoo
-from datamodules.errors import UserError
 from heads import PrototypeTransfer
-from zoo.checkpoint import read_checkpoint
-from zoo.cli import main
+from tests.support.output import line_with, numbers
+from zoo.commands.main import main
+from zoo.core.errors import UserError
+from zoo.training.checkpoint import read_checkpoint
 
 CONFIG = """
 data:
@@ -125,10 +126,11 @@ def test_the_checkpoint_has_what_rebuilds_it_and_no_state_of_training(trained, g
 def test_what_was_done_is_told(trained, few, tmp_path, capsys):
     out = add(trained.best, few, tmp_path / "out.ckpt")
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "labels: 2 added, 0 updated, 21 in all"
-    assert lines[1] == "documents: 3"
-    assert float(lines[2].removeprefix("seconds: ")) < 60
-    assert lines[3] == f"checkpoint: {out}"
+    added, documents, seconds = (numbers(line) for line in lines[:3])
+    assert added == [2, 0, 21]  # added, updated, in all
+    assert documents == [3]
+    assert seconds[0] < 60
+    assert lines[3].endswith(str(out))
 
 
 def test_predict_finds_a_new_label(grown, tmp_path):
@@ -164,12 +166,11 @@ def test_more_labels_for_a_checkpoint_that_has_some(trained, grown, tmp_path):
 
 def test_known_labels_are_refused(trained, grown, few, tmp_path, fails):
     target = tmp_path / "out.ckpt"
-    line = fails("add-labels", f"--ckpt={grown}", f"--input={few}", f"--out={target}")
-    assert f"already knows {COD!r} and 1 more" in line
-    assert "--update" in line
+    fails("add-labels", f"--ckpt={grown}", f"--input={few}", f"--out={target}", names=[repr(COD), 1, "--update"])
     source = put(tmp_path / "a.jsonl", [("a new label beside a known one", ["new", KNOWN[0]])])
-    line = fails("add-labels", f"--ckpt={trained.best}", f"--input={source}", f"--out={target}")
-    assert f"already knows {KNOWN[0]!r}: take" in line
+    names = [repr(KNOWN[0]), "--update"]
+    line = fails("add-labels", f"--ckpt={trained.best}", f"--input={source}", f"--out={target}", names=names)
+    assert "'new'" not in line
     assert not target.exists()
 
 
@@ -177,13 +178,14 @@ def test_long_names_leave_room_for_the_advice(trained, tmp_path, fails):
     tagger = zoo.load(trained.best).add_labels([("a text", ["x" * 1000])])
     tagger.save(tmp_path / "long.ckpt")
     source = put(tmp_path / "a.jsonl", [("a text", ["x" * 1000])])
-    assert "--update" in fails("add-labels", f"--ckpt={tmp_path / 'long.ckpt'}", f"--input={source}", "--out=x.ckpt")
+    given = [f"--ckpt={tmp_path / 'long.ckpt'}", f"--input={source}", "--out=x.ckpt"]
+    fails("add-labels", *given, names=["xxx", "--update"])
 
 
 def test_update_moves_the_labels_named_and_no_other(trained, tmp_path, capsys):
     source = put(tmp_path / "a.jsonl", [("refund for butter", [KNOWN[0], "new"]), ("eel statistics", KNOWN)])
     out = add(trained.best, source, tmp_path / "out.ckpt", "--update")
-    assert "labels: 1 added, 2 updated, 20" in capsys.readouterr().out
+    assert numbers(capsys.readouterr().out.splitlines()[0]) == [1, 2, 20]  # added, updated, in all
     names = space(trained.best)["names"]
     assert space(out)["names"] == [*names, "new"]
     assert space(out)["counts"] == [*space(trained.best)["counts"], 1]
@@ -198,8 +200,8 @@ def test_update_alone_adds_nothing(trained, tmp_path, fails):
     out = add(trained.best, source, tmp_path / "out.ckpt", "--update", "true")
     assert space(out) == space(trained.best)
     assert scores(out) != scores(trained.best)
-    line = fails("fit", f"--config={trained.config}", f"--runs={tmp_path}", f"--ckpt_path={out}")
-    assert "weights only" in line
+    given = [f"--config={trained.config}", f"--runs={tmp_path}", f"--ckpt_path={out}"]
+    fails("fit", *given, names=["--from_stage", "--ckpt"])
 
 
 def test_an_added_label_counts_the_documents_of_an_update(grown, tmp_path):
@@ -220,13 +222,14 @@ def test_known_labels_can_be_left_out(trained, tmp_path, capsys, fails):
     )
     out = add(trained.best, source, tmp_path / "out.ckpt", "--ignore_known")
     told = capsys.readouterr()
-    assert "labels: 1 added, 0 updated" in told.out
-    assert "documents: 2" in told.out
-    assert "no new label, 1 of 3 documents" in told.err
+    added, documents = (numbers(line) for line in told.out.splitlines()[:2])
+    assert added[:2] == [1, 0]  # added, updated
+    assert documents == [2]
+    assert numbers(line_with(told.err, source), without=source) == [1, 3]  # documents left out, of all
     assert of(space(trained.best)["names"], scores(out)) == scores(trained.best)
     command = ["add-labels", f"--ckpt={out}", f"--input={source}", f"--out={out}"]
-    assert "knows all labels already" in fails(*command, "--ignore_known")
-    assert "contradict" in fails(*command, "--ignore_known", "--update")
+    fails(*command, "--ignore_known", names=[source, "--update"])
+    fails(*command, "--ignore_known", "--update", names=["--ignore_known", "--update"])
 
 
 def test_an_unseen_label_becomes_known(trained, tmp_path):
@@ -257,43 +260,42 @@ def test_tables_with_separators_and_other_columns(trained, grown, tmp_path):
 def test_documents_without_labels_are_left_out(trained, grown, tmp_path, capsys):
     source = put(tmp_path / "a.jsonl", [("nothing", []), *FEW, ("", [])])
     out = add(trained.best, source, tmp_path / "out.ckpt")
-    assert "no label, 2 of 5 documents" in capsys.readouterr().err
+    assert numbers(line_with(capsys.readouterr().err, source), without=source) == [2, 5]
     assert scores(out) == scores(grown)
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "names"),
     [
-        ('{"text": "a", "labels": ["x"]}\n{"text": \n', "line 2: broken JSON"),
-        ('{"text": "a", "labels": ["x"]}\n{"text": "b"}\n', "line 2: no column 'labels'"),
-        ('{"text": "a", "labels": "x"}\n', "(a string needs --label_sep)"),
-        ('{"body": "a", "labels": ["x"]}\n', "set --text_column=..."),
-        ('{"text": "a", "tags": ["x"]}\n', "set --label_column=..."),
-        ('{"text": "a", "labels": []}\n{"text": "b", "labels": [" "]}\n', "none of the 2 documents has a label"),
-        ("", "there are no documents"),
-        ('{"text": "a", "labels": []}\n{"id": 7, "text": " ", "labels": ["x"]}\n', "document 2 (id '7') has no text"),
+        ('{"text": "a", "labels": ["x"]}\n{"text": \n', ["2", "JSON"]),
+        ('{"text": "a", "labels": ["x"]}\n{"text": "b"}\n', ["2", "'labels'"]),
+        ('{"text": "a", "labels": "x"}\n', ["--label_sep"]),
+        ('{"body": "a", "labels": ["x"]}\n', ["'text'", "'body'", "--text_column="]),
+        ('{"text": "a", "tags": ["x"]}\n', ["'labels'", "'tags'", "--label_column="]),
+        ('{"text": "a", "labels": []}\n{"text": "b", "labels": [" "]}\n', ["2"]),
+        ("", []),
+        ('{"text": "a", "labels": []}\n{"id": 7, "text": " ", "labels": ["x"]}\n', ["2", "'7'"]),
     ],
 )
-def test_documents_that_cannot_be_learned_from(trained, tmp_path, fails, content, words):
+def test_documents_that_cannot_be_learned_from(trained, tmp_path, fails, content, names):
     source, target = tmp_path / "a.jsonl", tmp_path / "out.ckpt"
     source.write_text(content)
-    line = fails("add-labels", f"--ckpt={trained.best}", f"--input={source}", f"--out={target}")
-    assert words in line
+    line = fails("add-labels", f"--ckpt={trained.best}", f"--input={source}", f"--out={target}", names=[source])
+    assert [name for name in names if name not in line.replace(str(source), "")] == [], line
     assert "--data." not in line
     assert not target.exists()
 
 
 def test_files_that_are_not_there(trained, few, tmp_path, fails):
     best, out = f"--ckpt={trained.best}", f"--out={tmp_path / 'out.ckpt'}"
-    assert "no such file: nowhere.jsonl" in fails("add-labels", best, "--input=nowhere.jsonl", out)
-    assert "unknown extension" in fails("add-labels", best, f"--input={trained.best}", out)
-    assert "no such checkpoint" in fails("add-labels", "--ckpt=nowhere.ckpt", f"--input={few}", out)
-    assert "is not a checkpoint" in fails("add-labels", f"--ckpt={few}", f"--input={few}", out)
+    fails("add-labels", best, "--input=nowhere.jsonl", out, names=["nowhere.jsonl"])
+    fails("add-labels", best, f"--input={trained.best}", out, names=[trained.best])
+    fails("add-labels", "--ckpt=nowhere.ckpt", f"--input={few}", out, names=["nowhere.ckpt"])
+    fails("add-labels", f"--ckpt={few}", f"--input={few}", out, names=[few])
     for target in (tmp_path, tmp_path / "nowhere" / "out.ckpt", "/dev/null"):
-        line = fails("add-labels", best, f"--input={few}", f"--out={target}")
-        assert "not a file in an existing folder" in line
-    assert "no device" in fails("add-labels", best, f"--input={few}", out, "--device=tpu9")
-    assert "ckpt" in fails("add-labels")
+        fails("add-labels", best, f"--input={few}", f"--out={target}", names=[target])
+    fails("add-labels", best, f"--input={few}", out, "--device=tpu9", names=["tpu9"])
+    fails("add-labels", names=["ckpt"])
     assert Path("/dev/null").is_char_device()
     assert not (tmp_path / "out.ckpt").exists()
 
@@ -303,19 +305,18 @@ def test_files_that_are_not_there(trained, few, tmp_path, fails):
 
 def test_a_head_that_cannot(fit, few, tmp_path, fails):
     best = fit("--trainer.max_epochs=1", "--final_test=false") / "checkpoints" / "best.ckpt"
-    line = fails("add-labels", f"--ckpt={best}", f"--input={few}", f"--out={tmp_path / 'out.ckpt'}")
-    assert "Linear cannot make a classifier from a few documents" in line
+    given = [f"--ckpt={best}", f"--input={few}", f"--out={tmp_path / 'out.ckpt'}"]
+    fails("add-labels", *given, names=["Linear", "PrototypeTransfer"])
 
 
 def test_a_model_before_its_transfer(trained, few, tmp_path, fails):
-    line = fails("add-labels", f"--ckpt={trained.head}", f"--input={few}", f"--out={tmp_path / 'out.ckpt'}")
-    assert "only after its transfer" in line
+    given = [f"--ckpt={trained.head}", f"--input={few}", f"--out={tmp_path / 'out.ckpt'}"]
+    fails("add-labels", *given, names=["transfer"])
 
 
 def test_its_corpus_does_not_have_the_labels(trained, grown, tmp_path, fails):
-    assert "learned 2 labels after its training" in fails("test", f"--ckpt={grown}")
-    line = fails("fit", f"--config={trained.config}", f"--runs={tmp_path}", f"--ckpt_path={grown}")
-    assert "learned 2 labels after its training" in line
+    fails("test", f"--ckpt={grown}", names=["2 labels"])
+    fails("fit", f"--config={trained.config}", f"--runs={tmp_path}", f"--ckpt_path={grown}", names=["2 labels"])
 
 
 # --- in Python
@@ -329,7 +330,7 @@ def test_in_python(trained, grown, tmp_path):
     tagger.add_labels([("eel", [" eel ", "eel"]), ("nothing", ())]).save(tmp_path / "out.ckpt")
     assert space(tmp_path / "out.ckpt")["counts"][-3:] == [3, 1, 1]
     assert scores(tmp_path / "out.ckpt") == scores(tagger)
-    assert tagger.module.test_metrics.num_labels == tagger.module.head.num_labels == len(tagger.names)
+    assert tagger.module.space.num_labels == tagger.module.head.num_labels == len(tagger.names)
 
 
 def test_batches_change_nothing_but_rounding(trained, grown):
@@ -344,15 +345,15 @@ def test_batches_change_nothing_but_rounding(trained, grown):
 @pytest.mark.parametrize(
     ("examples", "error", "words"),
     [
-        ([("a", ["new"]), ("b", [KNOWN[0]])], UserError, "update=True"),
-        ([("a", ["new"]), (" ", ["new"])], UserError, "example 2 has an empty text"),
-        ([("a", ["new", ""])], UserError, "example 1 has an empty label"),
-        ([("a", [])], UserError, "nothing to learn from"),
-        ([], UserError, "nothing to learn from"),
-        ([("a", "new")], TypeError, "a list of labels"),
-        ([("a", [3])], TypeError, "a list of labels"),
-        (["a text"], TypeError, "example 1 must be a text and a list of labels"),
-        ({"a": ["new"]}, TypeError, "pairs of a text and its labels"),
+        ([("a", ["new"]), ("b", [KNOWN[0]])], UserError, f"{KNOWN[0]}.*`update`"),
+        ([("a", ["new"]), (" ", ["new"])], UserError, "2.*text"),
+        ([("a", ["new", ""])], UserError, "1.*label"),
+        ([("a", [])], UserError, None),
+        ([], UserError, None),
+        ([("a", "new")], TypeError, "1.*labels"),
+        ([("a", [3])], TypeError, "1.*labels"),
+        (["a text"], TypeError, "1.*labels"),
+        ({"a": ["new"]}, TypeError, "labels"),
     ],
 )
 def test_bad_examples_leave_the_tagger_as_it_was(trained, examples, error, words):
@@ -381,12 +382,12 @@ def test_a_failure_midway_leaves_the_tagger_as_it_was(trained, monkeypatch):
 
 def test_a_tagger_that_cannot_be_saved(trained, tmp_path, monkeypatch):
     tagger = zoo.load(trained.best)
-    with pytest.raises(UserError, match="not a file in an existing folder"):
+    with pytest.raises(UserError, match=str(tmp_path / "nowhere" / "out.ckpt")):
         tagger.save(tmp_path / "nowhere" / "out.ckpt")
     monkeypatch.setattr(torch, "save", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
     with pytest.raises(UserError, match="Permission denied"):
         tagger.save(tmp_path / "out.ckpt")
     tagger.module.config_text = None
-    with pytest.raises(UserError, match="no configuration"):
+    with pytest.raises(UserError, match="zoo fit"):
         tagger.save(tmp_path / "out.ckpt")
     assert list(tmp_path.iterdir()) == []

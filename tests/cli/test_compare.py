@@ -1,4 +1,4 @@
-"""`python -m zoo compare` through the real command line, on runs of the real `fit`."""
+"""`zoo compare` through the command line, on runs of `zoo fit`."""
 
 import csv
 import io
@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from zoo.compare.pairs import read_tested
-from zoo.results import Run, read_runs
-from zoo.start import main
-from zoo.verbs import as_one_list
+from zoo.analysis.pairs import read_tested
+from zoo.commands.main import main
+from zoo.commands.verbs import as_one_list
+from zoo.core.run_folder import RunFolder, read_runs
 
 HEAVY = {"torch", "pytorch_lightning", "callbacks", "heads", "datamodules.base", "datamodules.batch"}
 
@@ -22,22 +22,6 @@ def shown(capsys):
         capsys.readouterr()
         main(["compare", *map(str, args)])
         return capsys.readouterr().out
-
-    return run
-
-
-@pytest.fixture
-def stops(capsys):
-    """Run a command that must end in exit code 2 and one line; returns the line."""
-
-    def run(*args: str) -> str:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main(["compare", *map(str, args)])
-        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-        assert stop.value.code == 2
-        assert len(lines) == 1
-        return lines[0].removeprefix("error: ")
 
     return run
 
@@ -56,13 +40,13 @@ def written(tmp_path):
     return write
 
 
-def computed(run: Run) -> dict[str, float]:
+def computed(run: RunFolder) -> dict[str, float]:
     tested = read_tested(run)
     assert tested is not None
     return dict(zip(tested.measurement.names, tested.measurement.point().tolist(), strict=True))
 
 
-def test_what_a_run_has_kept_gives_its_metrics_again(fit, shown):
+def test_metrics_can_be_recomputed_from_the_stored_predictions(fit, shown):
     one, other = fit(), fit("--seed_everything=1", "--model.backbone=CNN", "--trainer.max_epochs=6")
     for run in read_runs([one, other]):
         found = computed(run)
@@ -81,7 +65,7 @@ def test_what_a_run_has_kept_gives_its_metrics_again(fit, shown):
     assert {"P@1", "PSP@5", "macroF@5/all", "microF1@tuned"} <= {row["metric"] for row in rows}
 
 
-def test_a_corpus_without_test_documents_is_measured_again_too(fit, tmp_path):
+def test_metrics_of_validation_documents_can_be_recomputed_too(fit, tmp_path):
     lines = [json.dumps({"id": f"d{i}", "text": f"word{i % 3} more", "labels": [f"l{i % 3}"]}) for i in range(40)]
     (tmp_path / "own.jsonl").write_text("\n".join(lines))
     (run,) = read_runs([fit("--data=TextFiles", f"--data.train={tmp_path / 'own.jsonl'}")])
@@ -93,7 +77,7 @@ def test_a_corpus_without_test_documents_is_measured_again_too(fit, tmp_path):
 def test_nothing_heavy_is_imported(written):
     runs = [written("a/1"), written("a/2", seed=1)]
     script = (
-        "import sys; from zoo.start import main; main(sys.argv[1:]); import zoo.compare.pairs; "
+        "import sys; from zoo.commands.main import main; main(sys.argv[1:]); import zoo.analysis.pairs; "
         f"sys.exit(' '.join({HEAVY!r} & sys.modules.keys()) or 0)"
     )
     command = [sys.executable, "-c", script, "compare", *map(str, runs)]
@@ -103,7 +87,7 @@ def test_nothing_heavy_is_imported(written):
     assert done.stderr == ""
 
 
-def test_any_number_of_runs_wherever_they_stand(written, shown):
+def test_runs_can_be_anywhere_on_the_command_line(written, shown):
     names = ["a, b", "[x] y", "{z}: #", "1", "null", "ä😀 'q' \"r\"", "back\\slash"]
     folders = [written(f"runs/{name}", experiment=name, seed=seed) for seed, name in enumerate(names)]
     text = shown(*folders[:3], "--by", "data,experiment", "--format=csv", *folders[3:], "--published", "false")
@@ -111,7 +95,7 @@ def test_any_number_of_runs_wherever_they_stand(written, shown):
     assert len(shown("--significance=false", folders[0]).splitlines()) == 3
 
 
-def test_which_values_belong_to_options():
+def test_positional_arguments_become_one_list():
     assert as_one_list(["a", "b"]) == ['["a", "b"]']
     assert as_one_list(["a", "--by", "x", "b", "--published=true", "c"]) == [
         '["a", "b", "c"]',
@@ -123,29 +107,25 @@ def test_which_values_belong_to_options():
     assert as_one_list(["--by"]) == ["--by"]
 
 
-def test_files_by_their_ending(written, shown, tmp_path):
+def test_the_suffix_of_the_file_is_its_format(written, shown, tmp_path):
     folder = written("a/1")
     for ending, start in {"md": "### reuters", "csv": "data,experiment", "html": "<!DOCTYPE html>"}.items():
         assert shown(folder, f"--out={tmp_path / 'out'}.{ending}") == ""
         assert (tmp_path / f"out.{ending}").read_text("utf8").startswith(start)
 
 
-def test_mistakes_end_in_one_line(written, stops, tmp_path):
+def test_invalid_options_are_named(written, fails, tmp_path):
+    def stops(*args, names):
+        fails("compare", *map(str, args), names=names)
+
     folder = written("a/1")
-    assert "runs" in stops()
-    assert stops(tmp_path / "none") == f"{tmp_path / 'none'} does not exist"
-    assert "did you mean experiment" in stops(folder, "--by=experimet")
-    assert "did you mean P@1" in stops(folder, "--columns=P@11")
-    assert "'table', 'markdown', 'csv', 'html'" in stops(folder, "--format=pdf")
-    assert "--colums" in stops(folder, "--colums=P@1")
-    assert "needs two rows" in stops(folder, "--significance")
-    assert "--seed=-1 is negative" in stops(folder, folder, "--significance", "--seed", "-1")
+    stops(names=["runs"])
+    stops(tmp_path / "none", names=[tmp_path / "none"])
+    stops(folder, "--by=experimet", names=["--by=experimet", "experiment"])
+    stops(folder, "--columns=P@11", names=["--columns=P@11", "P@1"])
+    stops(folder, "--format=pdf", names=["'table', 'markdown', 'csv', 'html'"])
+    stops(folder, "--colums=P@1", names=["--colums"])
+    stops(folder, "--significance", names=["--significance", "--by"])
+    stops(folder, folder, "--significance", "--seed", "-1", names=["--seed=-1"])
     (folder / "metrics.json").write_text("{")
-    assert "no finished run" in stops(folder)
-
-
-def test_help_says_what_it_does(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["compare", "--help"])
-    assert stop.value.code == 0
-    assert "Compare finished runs" in capsys.readouterr().out
+    stops(folder, names=[folder])

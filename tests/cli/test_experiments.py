@@ -56,8 +56,10 @@ def short(path):
     return args
 
 
+@pytest.mark.experiment
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
-def test_it_runs_all_its_stages(path, fit, read_metrics):
+def test_it_runs_all_its_stages(path, fit, read_metrics, monkeypatch, shared_cache):
+    monkeypatch.setenv("ZOO_CACHE", str(shared_cache))
     assert 0 <= read_metrics(fit(*short(path), config=path))["metrics"]["P@1"] <= 1
 
 

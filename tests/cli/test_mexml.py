@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_experiments import short
-from zoo.checkpoint import read_checkpoint
+from zoo.training.checkpoint import read_checkpoint
 
 EXPERIMENT = Path("experiments/mexml_reuters.yaml")
 TWO = "--model.head.experts=[{kind: label_attention, layer: 1}, {kind: cls, layer: -1}]"
@@ -71,12 +71,9 @@ def test_on_a_recurrent_backbone(fit, read_metrics):
 
 
 def test_a_layer_that_the_backbone_lacks(fails):
-    message = fails("fit", f"--config={EXPERIMENT}", *short(EXPERIMENT), FAR)
-    assert "7" in message
-    assert "6" in message
-    assert "layers" in message
+    fails("fit", f"--config={EXPERIMENT}", *short(EXPERIMENT), FAR, names=["7", "6", "layers"])
 
 
 def test_diversity_without_its_stage(fails):
-    message = fails("fit", f"--config={EXPERIMENT}", *short(EXPERIMENT), "--stages.diverse.on_enter=[]")
-    assert "start_diversity" in message
+    given = [f"--config={EXPERIMENT}", *short(EXPERIMENT), "--stages.diverse.on_enter=[]"]
+    fails("fit", *given, names=["start_diversity"])

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from datamodules.sample import SampleCorpus
-from zoo.checkpoint import read_checkpoint
-from zoo.cli import main
+from datamodules.synthetic import SampleCorpus
+from zoo.commands.main import main
+from zoo.training.checkpoint import read_checkpoint
 
 SHORT = [
     "--stages.representation.epochs=1",
@@ -68,5 +68,5 @@ def test_a_dataset_of_the_hub_by_the_names_of_its_columns(documents, tmp_path, r
 
 
 def test_a_wrong_column_is_told_in_one_line(table, tmp_path, fails):
-    line = fails(*arguments(tmp_path, "--data=TextFiles", f"--data.train={table}", "--data.label_column=tags"))
-    assert "no column 'text' among 'body', 'tags'; set --data.text_column=..." in line
+    given = arguments(tmp_path, "--data=TextFiles", f"--data.train={table}", "--data.label_column=tags")
+    fails(*given, names=[table, "'text'", "'body'", "'tags'", "--data.text_column="])

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from tests.cli.test_experiments import short
-from zoo.checkpoint import read_checkpoint
-from zoo.cli import main
+from zoo.commands.main import main
+from zoo.training.checkpoint import read_checkpoint
 
 DYNAMIC, STATIC = (Path(f"experiments/{name}_reuters.yaml") for name in ("lightattention", "attentionxml_tree"))
 
@@ -47,14 +47,13 @@ def test_level_by_level(fit):
 
 
 def test_a_tree_must_be_built(fails, tmp_path):
-    line = fails("fit", f"--config={DYNAMIC}", f"--runs={tmp_path}", *short(DYNAMIC), "--stages.main.on_enter=[]")
-    assert "PLT needs a stage with `on_enter: [build_tree]`" in line
+    given = [f"--config={DYNAMIC}", f"--runs={tmp_path}", *short(DYNAMIC), "--stages.main.on_enter=[]"]
+    fails("fit", *given, names=["PLT", "`on_enter: [build_tree]`"])
 
 
 def test_more_labels_than_an_optimizer_for_all_of_them_can_take(fails, tmp_path):
     given = [f"--config={DYNAMIC}", f"--runs={tmp_path}", *short(DYNAMIC), "--model.head.sparse_above=10"]
-    line = fails("fit", *given)
-    assert "sparse gradients, which Adam cannot take: choose --model.optimizer=RowAdam" in line
+    fails("fit", *given, names=["Adam", "--model.optimizer=RowAdam"])
 
 
 def test_sparse_gradients_with_the_optimizer_for_them(fit, read_metrics):
@@ -73,4 +72,4 @@ def test_predicting_needs_the_checkpoint_alone(fit, tmp_path):
 
 def test_an_encoder_for_each_level(fails, tmp_path):
     given = [f"--config={STATIC}", f"--runs={tmp_path}", *short(STATIC), "--model.backbone.levels=1"]
-    assert "PLT reads 2 layers and PerLevel has 1" in fails("fit", *given)
+    fails("fit", *given, names=["PLT", "2", "PerLevel", "1"])

@@ -1,4 +1,4 @@
-"""What a run keeps beside its metrics: predictions, labels, and what a report shows."""
+"""What a run stores besides its metrics: predictions, labels, and the evidence of a report."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
-from callbacks import evidence
-from callbacks.evidence import Evidence
+from zoo.analysis import collect_evidence
+from zoo.analysis.evidence import Evidence
+from zoo.core.run_folder import RunFolder
 
 
 def read(folder):
@@ -22,7 +23,7 @@ def precision(documents, k):
     return sum(len(set(row["labels"][:k]) & set(row["truth"])) / k for row in counted) / len(counted)
 
 
-def test_every_document_once_and_metrics_can_be_counted_again(fit):
+def test_every_document_is_stored_once_and_metrics_can_be_recomputed(fit):
     folder = fit()
     summary, documents, labels = read(folder)
     assert [row["row"] for row in documents] == list(range(len(documents)))
@@ -41,13 +42,13 @@ def test_every_document_once_and_metrics_can_be_counted_again(fit):
     assert len(labels["label"]) == summary["labels"]
     assert summary["peak_memory_mb"]["host"] > 50
     assert (summary["head"], summary["backbone"]) == ("Linear", "BiLSTM")
-    shown = Evidence.load(folder)
+    shown = Evidence.load(RunFolder(folder))
     assert shown.norms.shape == (sum(labels["known"]),)
     assert shown.examples
     assert not shown.examples[0].attention  # it has none
 
 
-def test_a_corpus_without_test_documents_keeps_those_of_validation(fit, tmp_path):
+def test_a_corpus_without_test_documents_stores_validation_documents(fit, tmp_path):
     lines = [{"text": f"word{i % 3} and more", "labels": [f"l{i % 3}"]} for i in range(60)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
     folder = fit("--data=TextFiles", f"--data.train={tmp_path / 'train.jsonl'}")
@@ -55,15 +56,15 @@ def test_a_corpus_without_test_documents_keeps_those_of_validation(fit, tmp_path
     assert summary["split"] == "val"
     assert 0 < len(documents) < 60
     assert precision(documents, 1) == pytest.approx(summary["metrics"]["P@1"], abs=1e-6)
-    assert Evidence.load(folder) is not None
+    assert Evidence.load(RunFolder(folder)) is not None
 
 
-def test_a_run_does_not_die_of_its_pictures(fit, monkeypatch, capsys):
+def test_an_error_in_pictures_does_not_stop_a_run(fit, monkeypatch, capsys):
     def broken(*args):
         raise RuntimeError("no such thing\nand more")
 
-    monkeypatch.setattr(evidence, "correlations", broken)
+    monkeypatch.setattr(collect_evidence, "correlations", broken)
     folder = fit()
     assert read(folder)[0]["metrics"]["P@1"] > 0
     assert not (folder / "evidence.npz").exists()
-    assert "pictures of this run are left out: no such thing" in capsys.readouterr().err
+    assert "no such thing" in capsys.readouterr().err

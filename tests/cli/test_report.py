@@ -1,13 +1,11 @@
-"""`zoo report` on real runs through the real command line, and its page in a real browser."""
+"""`zoo report` on real runs, with its page in a real browser."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +15,7 @@ import pytest
 from tests.cli.conftest import TINY
 from tests.cli.test_experiments import short
 from tests.cli.test_lsfa import SMALL
-from zoo.cli import main
+from zoo.commands.main import main
 
 LSFA = Path("experiments/lsfa_reuters.yaml").resolve()
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -26,7 +24,7 @@ QUIET = [
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     "--enable-logging=stderr",
 ]
-# Runs before anything of the page, and writes down what goes wrong in it, and what it fetches.
+# Runs before the page, and records its errors, what it fetches and its layout.
 WATCH = """<script>
 const wrong = [];
 for (const kind of ["error", "warn"]) console[kind] = (...parts) => wrong.push(kind + ": " + parts.join(" "));
@@ -51,7 +49,7 @@ addEventListener("load", () => requestAnimationFrame(() => {
   parent.postMessage(JSON.stringify(found), "*");
 }));
 </script>"""
-# A window cannot be made as narrow as a phone, a frame can.
+# A frame can be as narrow as a phone, unlike a window.
 FRAME = """<!DOCTYPE html><body style="margin: 0">
 <script>addEventListener("message", event => document.body.dataset.found = event.data)</script>
 <iframe src="{page}" style="width: {width}px; height: 900px; border: 0"></iframe>
@@ -60,7 +58,7 @@ FRAME = """<!DOCTYPE html><body style="margin: 0">
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Folder with a run of LSFA and a linear one on the built-in sample; nobody may change it."""
+    """Folder with a run of LSFA and of a linear head on the built-in sample; read-only."""
     folder = tmp_path_factory.mktemp("report")
     config = folder / "linear.yaml"
     config.write_text(TINY)
@@ -76,21 +74,13 @@ def runs(tmp_path_factory):
 
 
 def report(*args):
-    """In a process of its own, as people start it; returns what it says."""
-    command = [sys.executable, "-m", "zoo", "report", *map(str, args)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-    assert "Traceback" not in done.stderr
-    return done
+    main(["report", *map(str, args)])
 
 
 @pytest.fixture(scope="module")
 def page(runs, tmp_path_factory):
     out = tmp_path_factory.mktemp("page") / "report"
-    done = report(runs, "--out", out)
-    assert done.returncode == 0, done.stderr
-    assert f"report: {out / 'index.html'}" in done.stderr.replace("\n", "")
+    report(runs, "--out", out)
     return out
 
 
@@ -109,69 +99,51 @@ def test_the_page_has_both_runs(page):
 
 def test_a_report_of_one_run_has_short_names(runs, tmp_path):
     (folder,) = runs.glob("linear/*")
-    assert report(folder, "--out", tmp_path / "one").returncode == 0
+    report(folder, "--out", tmp_path / "one")
     assert {"bins.svg", "curves.svg", "norms.svg", "index.html"} <= {file.name for file in (tmp_path / "one").iterdir()}
 
 
-def test_odd_settings_and_tables_are_notes(runs, tmp_path):
+def test_unreadable_files_are_notes(runs, tmp_path, capsys):
     (folder,) = runs.glob("linear/*")
     copy = shutil.copytree(folder, tmp_path / "odd" / folder.name, ignore=shutil.ignore_patterns("checkpoints"))
     (copy / "config.yaml").write_text("stages: 5")
     pq.write_table(pa.table({"id": ["a"]}), copy / "predictions.parquet")
-    done = report(folder, copy, "--out", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("predictions.parquet cannot be read (it has no column") == 1
+    report(folder, copy, "--out", tmp_path / "out")
+    assert capsys.readouterr().err.count("predictions.parquet") == 1
 
 
-def test_what_older_runs_did_not_keep_is_collected(runs, tmp_path):
+def test_a_run_without_evidence_has_fewer_pictures(runs, tmp_path):
     (folder,) = runs.glob("lsfa_reuters/*")
-    copy = shutil.copytree(folder, tmp_path / "old" / folder.name)
-    kept = (copy / "evidence.npz").read_bytes()
+    copy = shutil.copytree(folder, tmp_path / "less" / folder.name)
     (copy / "evidence.npz").unlink()
-    done = report(copy, "--out", tmp_path / "out")
-    assert "looking into" in done.stderr
-    assert (copy / "evidence.npz").stat().st_size == pytest.approx(len(kept), rel=0.1)
-    assert (tmp_path / "out" / "tsne.svg").is_file()
-
-
-def test_what_cannot_be_collected_is_left_out(runs, tmp_path):
-    (folder,) = runs.glob("lsfa_reuters/*")
-    copy = shutil.copytree(folder, tmp_path / "old" / folder.name)
-    (copy / "evidence.npz").unlink()
-    (copy / "checkpoints" / "best.ckpt").write_text("broken")
-    done = report(copy, "--out", tmp_path / "out")
-    assert done.returncode == 0
-    assert "left out" in done.stderr
+    report(copy, "--out", tmp_path / "out")
     assert (tmp_path / "out" / "curves.svg").is_file()
     assert not (tmp_path / "out" / "tsne.svg").exists()
 
 
-def test_broken_runs_are_named_and_none_left_is_a_mistake(runs, tmp_path):
+def test_broken_runs_are_skipped_unless_no_run_is_left(runs, tmp_path, fails):
     (folder,) = runs.glob("linear/*")
     broken = shutil.copytree(folder, tmp_path / "runs" / "broken")
     (broken / "metrics.json").write_text("{")
-    done = report(tmp_path / "runs", "--out", tmp_path / "out")
-    assert done.returncode == 2
-    assert "broken" in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: no finished run")
-    assert report(tmp_path / "runs", folder, "--out", tmp_path / "out").returncode == 0
+    fails("report", str(tmp_path / "runs"), f"--out={tmp_path / 'out'}", names=[tmp_path / "runs"])
+    report(tmp_path / "runs", folder, "--out", tmp_path / "out")
 
 
-def look(page, folder, width, *options):
-    """What a browser finds out about the page in a frame of that width, and what it complains of."""
+def look(page, folder, width):
+    """What a browser reports about the page in a frame of that width, and its console messages."""
     watched, frame = folder / f"watched{width}.html", folder / f"frame{width}.html"
     watched.write_text((page / "index.html").read_text("utf8").replace("<head>", f"<head>{WATCH}", 1), "utf8")
     frame.write_text(FRAME.format(page=watched.name, width=width))
-    done = subprocess.run(
-        [
-            *(CHROMIUM, *QUIET, f"--user-data-dir={folder / 'profile'}", f"--window-size={max(width, 500)},900"),
-            *("--virtual-time-budget=20000", *options, "--dump-dom", frame.as_uri()),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    found = re.search(r'data-found="([^"]*)"', done.stdout)
+    command = [CHROMIUM, *QUIET, f"--user-data-dir={folder / 'profile'}", f"--window-size={max(width, 500)},900"]
+    for _ in range(3):  # on a busy machine the browser may stop before the page has answered
+        done = subprocess.run(
+            [*command, "--virtual-time-budget=20000", "--dump-dom", frame.as_uri()],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        if found := re.search(r'data-found="([^"]*)"', done.stdout):
+            break
     assert found, done.stderr
     said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     return json.loads(found[1].replace("&quot;", '"')), said
@@ -179,7 +151,7 @@ def look(page, folder, width, *options):
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here to open the page with")
 @pytest.mark.parametrize(("width", "columns"), [(400, 1), (1280, 2)])
-def test_a_browser_shows_all_of_it_and_complains_of_nothing(page, tmp_path, width, columns):
+def test_a_browser_shows_the_page_without_errors(page, tmp_path, width, columns):
     found, said = look(page, tmp_path, width)
     assert said == []
     assert found["wrong"] == []
@@ -194,7 +166,7 @@ def test_a_browser_shows_all_of_it_and_complains_of_nothing(page, tmp_path, widt
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here to open the page with")
-def test_the_watch_itself_sees_what_goes_wrong(page, tmp_path):
+def test_the_browser_check_detects_errors(page, tmp_path):
     wrong = '<img src="gone.png"><script>console.error("oh"); undefinedName</script><div style="width: 3000px">x</div>'
     broken = tmp_path / "broken"
     shutil.copytree(page, broken)

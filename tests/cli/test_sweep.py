@@ -1,4 +1,4 @@
-"""Sweeps through the real command line: those in experiments/sweeps are accepted, and a tiny one runs."""
+"""Sweeps through the command line: `zoo fit` accepts those in experiments/sweeps, and a tiny one runs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from zoo.cli import main
-from zoo.sweep.axes import first_setting, options_of
-from zoo.sweep.plan import read_plan
+from zoo.commands.main import main
+from zoo.sweeps.axes import first_setting, options_of
+from zoo.sweeps.plan import read_plan
 
 FOLDER = Path("experiments", "sweeps")
 OF_WANDB = sorted(FOLDER.glob("wandb_*.yaml"))
@@ -37,12 +37,12 @@ def printed(capsys, *options):
     return yaml.safe_load(capsys.readouterr().out)
 
 
-def test_there_are_sweeps_for_the_papers_figures():
+def test_there_are_sweeps_for_the_figures_of_papers():
     assert {"httn_draws", "lsfa_head_count", "lsfa_samples", "taug_copies", "taug_fraction"} <= {p.stem for p in OURS}
 
 
 @pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
-def test_fit_accepts_them(path, capsys):
+def test_fit_accepts_the_first_configuration(path, capsys):
     plan = read_plan(["--sweep", str(path)])
     setting = first_setting(plan.axes)
     config = printed(capsys, *plan.fit_options, *options_of(plan.axes, setting))
@@ -53,7 +53,7 @@ def test_fit_accepts_them(path, capsys):
 
 
 @pytest.mark.parametrize("path", OF_WANDB, ids=lambda path: path.stem)
-def test_fit_accepts_what_agents_of_wandb_would_call(path, capsys):
+def test_fit_accepts_the_command_of_a_wandb_agent(path, capsys):
     sweep = yaml.safe_load(path.read_text())
     args = [f"--{key}={kind['min']}" for key, kind in sweep["parameters"].items()]  # as its agents write them
     words = [word for part in sweep["command"] for word in (args if part == "${args}" else [part])]
@@ -64,11 +64,11 @@ def test_fit_accepts_what_agents_of_wandb_would_call(path, capsys):
     assert sweep["metric"] == {"name": config["best"]["monitor"], "goal": "maximize"}
 
 
-def test_a_sweep_of_two_settings_that_change_two_keys_each(tmp_path):
-    call = "import sys; from zoo.sweep import run_sweep; run_sweep(sys.argv[1:])"
+@pytest.mark.experiment
+def test_a_sweep_of_two_configurations_that_set_two_keys_each(tmp_path):
     key = "model.head.fraction+trainer.callbacks.fraction"
     args = ["--sweep=experiments/sweeps/taug_fraction.yaml", "--grid", f"{key}=0.3,0.5", "--seeds=1", *TINY]
-    command = [sys.executable, "-c", call, *args, f"--out={tmp_path}/sweep"]
+    command = [sys.executable, "-m", "zoo", "sweep", *args, f"--out={tmp_path}/sweep"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     configs = [yaml.safe_load(file.read_text()) for file in tmp_path.glob("sweep/runs/seed0/*/*/config.yaml")]
@@ -79,7 +79,7 @@ def test_a_sweep_of_two_settings_that_change_two_keys_each(tmp_path):
     assert both == {(0.3, 0.3), (0.5, 0.5)}
     assert "model.head.fraction" in done.stdout
     assert "best val/nDCG@5" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("python -m zoo fit --config experiments/taug_bonsai_eurlex.yaml")
+    assert done.stdout.splitlines()[-1].startswith("zoo fit --config experiments/taug_bonsai_eurlex.yaml")
     assert done.stderr.count(": val/nDCG@5") == 2
     rows = (tmp_path / "sweep" / "trials.csv").read_text().splitlines()
     assert rows[0] == f"number,state,{key},value"

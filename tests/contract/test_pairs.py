@@ -14,9 +14,9 @@ import backbones
 import heads
 from backbones import Backbone, BiLSTM, Bow, Words
 from datamodules.batch import Batch, LabelSpace, Targets
-from datamodules.errors import UserError
-from heads import Head, Linear, LinearEngine
-from heads.plt import TreeSettings
+from heads import Head, Linear, LinearEngine, TransitionContext
+from heads.tree.plt import TreeSettings
+from zoo.core.errors import UserError
 
 SPACE = LabelSpace(
     [f"l{i}" for i in range(9)], [60, 40, 30, 22, 9, 5, 3, 2, 1], num_documents=80, vocab_size=30, unseen=["u"]
@@ -43,7 +43,7 @@ OWN = {
     "Decoupled": {"head": Linear, "tail": Linear, "fraction": 0.4},
     "LightXML": {"tree": TreeSettings(clusters=4), "beam": 4},
     "Linear": {"hidden": None},
-    "Part": {"make": Linear, "start": 0, "stop": 9},
+    "LabelSubset": {"make": Linear, "start": 0, "stop": 9},
     "PLT": {"hidden": [8], "tree": TreeSettings(clusters=4), "beam": 4},
     "PerLevel": {"encoder": lambda space: build(BiLSTM, space), "levels": 1},
     "PvaeAugmentor": {"feat_dim": 8, "pvae_hidden": 8, "latent": 4},
@@ -118,39 +118,12 @@ class Pair(torch.nn.Module):
         return self.head.rank(self.backbone(batch), k)
 
 
-class Context:
+@torch.no_grad()
+def transition(pair, batch):
     """A transition over one batch that holds all training documents."""
-
-    seed = epoch = 0
-    first = True
-
-    def __init__(self, pair, batch):
-        self.pair, self.batch, self.logged = pair, batch, {}
-        self.backbone = pair.backbone
-
-    def train_targets(self):
-        known = self.batch.targets.dense(SPACE.num_labels)
-        return Targets.from_lists([row.nonzero().flatten().tolist() for row in known])
-
-    def train_words(self, lead=0):
-        return counts(self.batch)
-
-    def augmented(self, words, targets, rows=None):
-        return words, targets
-
-    @torch.no_grad()
-    def train_features(self):
-        self.pair.eval()
-        yield self.pair.backbone(self.batch), self.batch
-
-    def track(self, items, what):
-        return iter(items)
-
-    def sum(self, value):
-        return value.clone()
-
-    def log(self, values):
-        self.logged.update(values)
+    known = batch.targets.dense(SPACE.num_labels)
+    targets = Targets.from_lists([row.nonzero().flatten().tolist() for row in known])
+    return TransitionContext(pair.eval().backbone(batch), targets, counts(batch), backbone=pair.backbone)
 
 
 def counts(batch):
@@ -161,7 +134,7 @@ def counts(batch):
 
 def enter(pair, batch):
     """Run the transitions of the head."""
-    context = Context(pair, batch)
+    context = transition(pair, batch)
     for method in pair.head.pending:
         getattr(pair.head, method)(context)
     return context.logged
@@ -287,7 +260,7 @@ def test_weights_carry_the_whole_ranking(backbone, head):
 def test_word_vectors_are_taken_or_refused(backbone):
     made, vectors = build(backbone, SPACE), torch.rand(SPACE.vocab_size, SMALL["embed_dim"])
     if backbone.load_vectors is Backbone.load_vectors:
-        with pytest.raises(UserError, match="has no word embeddings of its own"):
+        with pytest.raises(UserError, match=f"{backbone.__name__}.*`data.vectors`"):
             made.load_vectors(vectors)
     else:
         made.load_vectors(vectors)

@@ -1,54 +1,78 @@
-"""What the tests of cut and continued runs share."""
+"""Configurations of small staged runs, heads that end them, and comparisons of run folders."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from zoo.checkpoint import read_checkpoint
+from zoo.training.checkpoint import read_checkpoint
 
-CONFIG = """
+START = """
 data:
   class_path: Sample
   init_args: {num_documents: 155, num_labels: 20, words_per_document: 30, batch_size: 8, eval_batch_size: 16}
 trainer: {accelerator: cpu, num_sanity_val_steps: 0, enable_progress_bar: false, enable_model_summary: false}
+wandb: {mode: disabled}
+"""
+STAGED = f"""{START}
 model:
-  backbone: {class_path: BiLSTM, init_args: {embed_dim: 8, hidden: 8, dropout: 0.3, embed_dropout: 0.2}}
-  head: {class_path: fragile.Fragile, init_args: {hidden: 12, tail_labels: 6, draws: 4, shots: 2}}
-  optimizer: {class_path: Adam, init_args: {lr: 0.01}}
+  backbone: {{class_path: BiLSTM, init_args: {{embed_dim: 8, hidden: 8, dropout: 0.3, embed_dropout: 0.2}}}}
+  head: {{class_path: fragile.Fragile, init_args: {{hidden: 12, tail_labels: 6, draws: 4, shots: 2}}}}
+  optimizer: {{class_path: Adam, init_args: {{lr: 0.01}}}}
 stages:
   - name: head
     epochs: 3
     trainable: ["backbone.*", head.project.*, head.head, head.scale]
     documents: head_documents
-    lr_scheduler: {class_path: ExponentialLR, init_args: {gamma: 0.9}}
-    optimizer: {class_path: Adam, init_args: {lr: 0.01}}
+    lr_scheduler: {{class_path: ExponentialLR, init_args: {{gamma: 0.9}}}}
+    optimizer: {{class_path: Adam, init_args: {{lr: 0.01}}}}
     restore_best: true
     average_from: 1
     average_every: 3
-  - {name: transfer, on_enter: [transfer]}
+  - {{name: transfer, on_enter: [transfer]}}
   - name: finetune
     epochs: 2
     trainable: ["head.*"]
     documents: tail_documents
     each_epoch: [shake]
     lr: 1e-3
-    groups: {"head.t*": {lr: 0.01}}
+    groups: {{"head.t*": {{lr: 0.01}}}}
     average_from: 0
     average_every: 1
-  - {name: again, on_enter: [transfer]}
-wandb: {mode: disabled}
+  - {{name: again, on_enter: [transfer]}}
+"""
+# All levels at once, with sparse gradients of the labels and of one level of clusters.
+DYNAMIC_TREE = f"""{START}
+model:
+  backbone: {{class_path: BiLSTM, init_args: {{embed_dim: 8, hidden: 8, dropout: 0.3, embed_dropout: 0.2}}}}
+  head:
+    class_path: fragile.FragileTree
+    init_args: {{hidden: [8], tree: {{clusters: 8, height: 2, fanout: 4}}, beam: 3, sparse_above: 4}}
+  optimizer: {{class_path: RowAdam, init_args: {{lr: 0.01}}}}
+stages:
+  - {{name: main, epochs: 2, on_enter: [build_tree], average_from: 1, average_every: 3}}
+"""
+LSFA = f"""{START}
+model:
+  backbone: {{class_path: BiLSTM, init_args: {{embed_dim: 8, hidden: 8, dropout: 0.3, embed_dropout: 0.2}}}}
+  head:
+    class_path: fragile.FragileAugmentor
+    init_args:
+      {{feat_dim: 12, head_count: 15, psc_start: 1, pvae_hidden: 8, latent: 6, pvae: {{epochs: 3, batch_size: 16}}}}
+  optimizer: {{class_path: Adam, init_args: {{lr: 0.01}}}}
+stages: {Path.cwd()}/experiments/parts/stages_lsfa.yaml
 """
 # Heads that end all processes of the run where $KILL says so: at <stage>:<batches since its start>, or in a transition.
 FRAGILE = """
 import os, signal
 from collections import Counter
 import torch
-from heads import PLT, Experts, LightXML, PrototypeTransfer, PvaeAugmentor
+from heads import PLT, Experts, PrototypeTransfer, PvaeAugmentor
 
 class Mortal:
     seen = Counter()
@@ -94,26 +118,48 @@ class FragileTree(Mortal, PLT):
     def start_next_level(self, ctx):
         super().start_next_level(ctx)
         self.meet("start_next_level")
-
-class FragileLightXML(Mortal, LightXML): ...
 """
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """For a process of its own: the code under test, modules and cache in `folder`, nothing of the person who tests."""
+class Fit(Protocol):
+    def __call__(self, *args: str, processes: int = 1, code: int = 0, **variables: str) -> str: ...
+
+
+def assert_kills_change_nothing(
+    fit: Fit, folder: Path, places: list[str], *args: str, resuming: tuple[str, ...] = (), **given: Any
+) -> Path:
+    """Kill a run in each of `places` in turn, resume it to its end, and compare it with an uninterrupted one."""
+    fit("--name=whole", *args, **given)
+    cut = ["--name=cut", *args, *resuming, "--ckpt_path=last"]
+    for place in places:
+        fit(*cut, code=-signal.SIGKILL, KILL=place, **given)
+    fit(*cut, **given)
+    whole = only_run(folder, "whole")
+    assert_same_run(whole, only_run(folder, "cut"))
+    return whole
+
+
+def environment(folder: Path, cache: Path) -> dict[str, str]:
+    """Environment of a process: the code under test, modules in `folder`, no settings of the developer."""
     kept = {name: value for name, value in os.environ.items() if name not in ("ZOO_DATA", "ZOO_RUN_FOLDER")}
-    own = {"PYTHONPATH": f"{Path.cwd()}:{folder}", "ZOO_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
-    return kept | own
+    paths = os.pathsep.join(map(str, (Path.cwd(), folder)))
+    return kept | {"PYTHONPATH": paths, "ZOO_CACHE": str(cache), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
-def only_run(tmp_path: Path, name: str) -> Path:
-    (folder,) = (tmp_path / "runs" / name).iterdir()
-    return folder
+def only_run(folder: Path, name: str) -> Path:
+    (run,) = (folder / "runs" / name).iterdir()
+    return run
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
     """A weight, or those of an extra state, which may be none."""
     return list(value.values()) if isinstance(value, dict) else [] if value is None else [value]
+
+
+def weights(folder: Path, name: str, file: str = "last.ckpt") -> dict[str, Any]:
+    """Weights and extra states of the only run of that name."""
+    found: dict[str, Any] = read_checkpoint(only_run(folder, name) / "checkpoints" / file)["state_dict"]
+    return found
 
 
 def assert_same_run(one: Path, other: Path) -> None:

@@ -1,33 +1,25 @@
-"""Linear engines on two processes, and cut within their only stage."""
+"""Linear engines on two processes, and stopped within their only stage."""
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.ddp.runs import assert_same_run, environment, only_run
-from zoo.checkpoint import read_checkpoint
+from tests.ddp.runs import START, assert_kills_change_nothing, assert_same_run, only_run, weights
 
-CONFIG = """
-data:
-  class_path: Sample
-  init_args: {num_documents: 155, num_labels: 20, words_per_document: 30, batch_size: 8, eval_batch_size: 16}
-trainer: {accelerator: cpu, num_sanity_val_steps: 0, enable_progress_bar: false, enable_model_summary: false}
-model: {backbone: Words, head: {class_path: engines.FragileSvm}}
+pytestmark = pytest.mark.ddp
+CONFIG = f"""{START}
+model: {{backbone: Words, head: {{class_path: engines.FragileSvm}}}}
 stages:
-  - {name: fit, on_enter: [fit]}
-wandb: {mode: disabled}
+  - {{name: fit, on_enter: [fit]}}
 """
 ENGINES = """
 import os, time
-import heads.omikuji_trees, heads.svm
+import heads.engines.omikuji_trees, heads.engines.svm
 from fragile import Mortal
 from heads import OneVsRestSvm, Parabel
 
@@ -46,79 +38,51 @@ class FragileSvm(Mortal, OneVsRestSvm):
 class FragileTrees(Parabel):
     def learn(self, *args):
         if "SLOW" in os.environ:
-            heads.omikuji_trees.train_trees = lambda *_: time.sleep(120)
+            heads.engines.omikuji_trees.train_trees = lambda *_: time.sleep(120)
         super().learn(*args)
 
 if "SLOW" in os.environ:
-    heads.svm.GROUP = 1  # twenty labels, two at a time, of three seconds each
+    heads.engines.svm.GROUP = 1  # twenty labels, two at a time, of three seconds each
 """
 
 
-def devices(processes):
-    return [f"--trainer.devices={processes}", *(["--trainer.strategy=ddp"] if processes > 1 else [])]
-
-
 @pytest.fixture
-def engine(tmp_path, staged):
-    (tmp_path / "tiny.yaml").write_text(CONFIG)
-    (tmp_path / "engines.py").write_text(ENGINES)
-    return staged
+def engine(folder, fit):
+    (folder / "tiny.yaml").write_text(CONFIG)
+    (folder / "engines.py").write_text(ENGINES)
+    return fit
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_kill_changes_nothing(engine, tmp_path, processes):
-    engine("--name=whole", *devices(processes))
-    args = ["--name=cut", *devices(processes), "--ckpt_path=last"]
-    engine(*args, code=-signal.SIGKILL, KILL="fit")
-    engine(*args)
-    assert_same_run(only_run(tmp_path, "whole"), only_run(tmp_path, "cut"))
+@pytest.mark.kill
+def test_a_kill_changes_nothing_and_two_processes_have_the_machines_of_one(engine, folder):
+    whole = assert_kills_change_nothing(engine, folder, ["fit"], processes=2)
+    engine("--name=alone")
+    assert_same_run(only_run(folder, "alone"), whole)
 
 
-def test_two_processes_have_the_machines_of_one(engine, tmp_path):
-    for processes in (1, 2):
-        engine(f"--name=on-{processes}", *devices(processes))
-    assert_same_run(only_run(tmp_path, "on-1"), only_run(tmp_path, "on-2"))
-
-
-def test_trees_reach_all_processes(engine, tmp_path):
-    given = ["--model.head=Parabel", "--model.head.max_leaf=5"]
-    engine("--name=trees", *given, *devices(2))
-    folder = only_run(tmp_path, "trees")
-    weights = read_checkpoint(folder / "checkpoints" / "best.ckpt")["state_dict"]
-    assert {"settings.json", "tree0.cbor"} <= set(weights["head._extra_state"])
-    assert all(part.dtype == torch.uint8 for part in weights["head._extra_state"].values())
-    assert '"P@1"' in (folder / "metrics.json").read_text()
+def test_trees_reach_all_processes(engine, folder):
+    engine("--name=trees", "--model.head=Parabel", "--model.head.max_leaf=5", processes=2)
+    state = weights(folder, "trees", "best.ckpt")["head._extra_state"]
+    assert {"settings.json", "tree0.cbor"} <= set(state)
+    assert all(part.dtype == torch.uint8 for part in state.values())
+    assert '"P@1"' in (only_run(folder, "trees") / "metrics.json").read_text()
 
 
 # Lightning ends with 1 on Ctrl-C. A machine that is being fitted is fitted to its end before a SIGTERM is heard.
+@pytest.mark.kill
 @pytest.mark.parametrize("head", ["FragileSvm", "FragileTrees"])
-@pytest.mark.parametrize(
-    ("number", "code", "line"), [(signal.SIGTERM, 143, "stopped by"), (signal.SIGINT, 1, "Detected")]
-)
-def test_a_signal_within_the_fit_ends_it(engine, tmp_path, head, number, code, line):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 1)], ids=["SIGTERM", "SIGINT"])
+def test_a_signal_within_the_fit_ends_it(engine, start, head, number, code):
     # The first process alone gets the signal, while its own processes are at work.
-    run = subprocess.Popen(
-        [sys.executable, "-m", "zoo", "fit", "--config", "tiny.yaml", "--name=slow", f"--model.head=engines.{head}"],
-        cwd=tmp_path,
-        env=environment(tmp_path) | {"SLOW": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # a shell lets what runs in its background ignore Ctrl-C, these tests too
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
-        working = children_of(run)
+    with start("fit", "--config=tiny.yaml", "--name=slow", f"--model.head=engines.{head}", SLOW="1") as run:
+        working = children_of(run.process)
         sent = time.monotonic()
-        run.send_signal(number)
-        _, shown = run.communicate(timeout=100)
+        run.process.send_signal(number)
+        shown = run.communicate(timeout=100)
         assert run.returncode == code, shown
-        assert line in shown
+        assert "Traceback" not in shown
         assert time.monotonic() - sent < 25  # the whole would take at least thirty more
         assert not any(Path(f"/proc/{process}").exists() for process in working)
-    finally:
-        if run.poll() is None:
-            os.killpg(run.pid, signal.SIGKILL)
 
 
 def children_of(run):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from datamodules.batch import LabelSpace, Targets
-from zoo.metrics import RankingMetrics
+from zoo.training.ranking_metrics import RankingMetrics
 
+pytestmark = pytest.mark.ddp
 DOCUMENTS, LABELS, UNSEEN, WIDTH = 37, 50, 5, 12
 
 
@@ -47,7 +49,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     single = RankingMetrics(space())
     update(single, [*range(DOCUMENTS)], torch.ones(DOCUMENTS, dtype=torch.bool))
     expected = single.compute()
-    mp.spawn(worker, args=(str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+    mp.start_processes(worker, args=(str(tmp_path),), nprocs=2, start_method="fork")
     seen = 0
     for rank in range(2):
         results, threshold, documents = torch.load(tmp_path / f"{rank}.pt")

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from tests.ddp.runs import environment
+from tests.ddp.runs import START
 
-CONFIG = """
-data:
-  class_path: Sample
-  init_args: {num_documents: 155, num_labels: 20, words_per_document: 30, batch_size: 8}
-trainer:
-  accelerator: cpu
-  num_sanity_val_steps: 0
-  enable_progress_bar: false
-  enable_model_summary: false
-  callbacks: [{class_path: noting.Rates}]
+pytestmark = pytest.mark.ddp
+CONFIG = f"""{START}
 model:
-  backbone: {class_path: BiLSTM, init_args: {embed_dim: 8, hidden: 8}}
+  backbone: {{class_path: BiLSTM, init_args: {{embed_dim: 8, hidden: 8}}}}
   head: Linear
-  optimizer: {class_path: Adam, init_args: {lr: 0.01}}
-  lr_scheduler: {class_path: WarmupDecay, init_args: {warmup: 0.5}}
+  optimizer: {{class_path: Adam, init_args: {{lr: 0.01}}}}
+  lr_scheduler: {{class_path: WarmupDecay, init_args: {{warmup: 0.5}}}}
 stages:
-  - {name: head, epochs: 2, trainable: ["head.*"]}
-  - {name: all, epochs: 1}
-final_test: false
-wandb: {mode: disabled}
+  - {{name: head, epochs: 2, trainable: ["head.*"]}}
+  - {{name: all, epochs: 1}}
 """
 # Writes, for each process, the stage and the rate of each batch.
 NOTING = """
@@ -45,21 +33,11 @@ class Rates(Callback):
 """
 
 
-def test_the_rates_of_both_processes_go_with_the_steps_that_they_make_together(tmp_path):
-    (tmp_path / "tiny.yaml").write_text(CONFIG)
-    (tmp_path / "noting.py").write_text(NOTING)
-    devices = ["--trainer.devices=2", "--trainer.strategy=ddp"]
-    done = subprocess.run(
-        [sys.executable, "-m", "zoo", "fit", "--config=tiny.yaml", *devices],
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    first, second = ([json.loads(line) for line in (tmp_path / f"rates-{k}").read_text().splitlines()] for k in (0, 1))
+def test_the_rates_of_both_processes_go_with_the_steps_that_they_make_together(fit, folder):
+    (folder / "tiny.yaml").write_text(CONFIG)
+    (folder / "noting.py").write_text(NOTING)
+    fit("--trainer.callbacks=noting.Rates", "--final_test=false", processes=2)
+    first, second = ([json.loads(line) for line in (folder / f"rates-{k}").read_text().splitlines()] for k in (0, 1))
     assert first == second
     # 109 documents: 7 steps an epoch, 14 on one process
     head = [k / 7 for k in range(1, 8)] + [k / 7 for k in range(7, 0, -1)]

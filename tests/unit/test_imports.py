@@ -1,90 +1,118 @@
-"""Which package may know which: models stay plain torch, data knows nothing of models."""
-
-from __future__ import annotations
+"""Imports go one way: between layers, between modules, and towards heavy libraries."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("backbones", "callbacks", "datamodules", "heads", "zoo")
-FILES = {package: sorted((ROOT / package).rglob("*.py")) for package in PACKAGES}
-every_file = pytest.mark.parametrize(
-    ("package", "path"),
-    [(package, path) for package, paths in FILES.items() for path in paths],
-    ids=lambda value: "" if isinstance(value, str) else str(value.relative_to(ROOT)),
+# A module imports from its own layer and from those before it.
+LAYERS = (
+    "zoo.core",
+    "datamodules",
+    "backbones",
+    "heads",
+    "zoo.training",
+    "zoo.analysis",
+    "callbacks",
+    "zoo.sweeps",
+    "zoo.commands",
+    "zoo",
 )
-
-# Packages that may not be imported at all, and the only modules that may be of packages that may.
-FORBIDDEN = {
-    "backbones": {"pytorch_lightning", "lightning", "zoo", "callbacks", "heads"},
-    "heads": {"pytorch_lightning", "lightning", "zoo", "callbacks"},
-    "datamodules": {"zoo", "callbacks", "heads", "backbones"},
-    "callbacks": {"zoo"},
-    "zoo": set(),
-}
-ALLOWED = {
-    "backbones": {"datamodules": {"datamodules.bags", "datamodules.batch", "datamodules.errors", "datamodules.hub"}},
-    "heads": {"datamodules": {"datamodules.batch", "datamodules.errors"}},
-}
+PURE_TORCH = ("backbones", "heads")
+LIGHTNING = {"pytorch_lightning", "lightning", "lightning_fabric"}
+SLOW = {"transformers", "huggingface_hub", "datasets"}  # seconds each: imported inside functions
 
 
-def imported(source, package):
-    """Modules that the text imports anywhere, also inside functions; relative ones in full."""
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))}
+every_module = pytest.mark.parametrize("module", MODULES)
+
+
+def imported(source: str, nested: bool = True) -> set[str]:
+    """Modules that a source imports; with `nested`, also inside functions and type-checking blocks."""
+    tree = ast.parse(source)
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree) if nested else tree.body:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            module = ".".join(filter(None, [package if node.level else "", node.module or ""]))
-            # `from datamodules import batch` names a module as well
-            inside = ROOT / module.replace(".", "/")
-            found |= {
-                f"{module}.{alias.name}" if (inside / f"{alias.name}.py").is_file() else module for alias in node.names
-            }
+            assert not node.level, "relative imports hide where a name comes from"
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else str(node.module) for name in full}
     return found
 
 
-def complaints(package, modules):
-    wrong = {module for module in modules if module.split(".")[0] in FORBIDDEN[package]}
-    for other, allowed in ALLOWED.get(package, {}).items():
-        wrong |= {module for module in modules if module.split(".")[0] == other and module not in allowed}
-    return wrong
+def loaded(module: str, imports: set[str]) -> set[str]:
+    """Modules that Python loads for these imports: packages around them too, but for those around the module itself."""
+    parts = [name.split(".") for name in imports if name in MODULES]
+    every = {".".join(name[: end + 1]) for name in parts for end in range(len(name))}
+    return {name for name in every if not f"{module}.".startswith(f"{name}.")}
 
 
-@every_file
-def test_imports_stay_within_bounds(package, path):
-    assert complaints(package, imported(path.read_text("utf8"), package)) == set()
+def layer(module: str) -> int:
+    return next(i for i, name in enumerate(LAYERS) if module == name or module.startswith(f"{name}."))
 
 
-@every_file
-def test_the_library_of_encoders_is_imported_where_it_is_needed(package, path):
-    # it takes seconds: not in a module's own body, but for types
-    for node in ast.parse(path.read_text("utf8")).body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            assert not {"transformers", "huggingface_hub", "datasets"} & {name.split(".")[0] for name in names}
+def violations(module: str, imports: set[str]) -> set[str]:
+    own = {name for name in imports if name.split(".")[0] in PACKAGES}
+    wrong = {name for name in own if layer(name) > layer(module)}
+    return wrong | {name for name in imports if module.startswith(PURE_TORCH) and name.split(".")[0] in LIGHTNING}
 
 
-def test_all_packages_were_walked():
-    assert all(len(paths) >= 2 for paths in FILES.values())
-    assert "datamodules.batch" in imported((ROOT / "heads" / "base.py").read_text("utf8"), "heads")
+@every_module
+def test_a_module_imports_from_lower_layers_only(module):
+    assert violations(module, imported(MODULES[module].read_text("utf8"))) == set()
+
+
+@every_module
+def test_slow_libraries_are_imported_inside_functions(module):
+    top = imported(MODULES[module].read_text("utf8"), nested=False)
+    assert not SLOW & {name.split(".")[0] for name in top}
+
+
+def test_modules_have_no_import_cycles():
+    graph = {name: loaded(name, imported(path.read_text("utf8"), nested=False)) for name, path in MODULES.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError with the cycle
+
+
+def test_packages_hold_no_implementation():
+    allowed = ast.Import | ast.ImportFrom | ast.Assign | ast.Expr
+    for name, path in MODULES.items():
+        if path.name == "__init__.py":
+            body = ast.parse(path.read_text("utf8")).body
+            lazy = [node for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+            inside = [inner for node in lazy for inner in node.body]
+            assert all(isinstance(node, allowed) for node in [*body, *inside] if node not in lazy), name
+
+
+def test_module_names_are_unique():
+    names = [path.stem for path in MODULES.values() if path.stem not in ("__init__", "__main__", "base")]
+    assert sorted(names) == sorted(set(names))
 
 
 @pytest.mark.parametrize(
-    ("package", "source", "wrong"),
+    ("module", "source", "wrong"),
     [
-        ("heads", "import pytorch_lightning as pl", {"pytorch_lightning"}),
-        ("heads", "def f():\n    from zoo.metrics import RankingMetrics", {"zoo.metrics"}),
-        ("heads", "from datamodules import Batch", {"datamodules"}),
-        ("heads", "from datamodules import batch", set()),
-        ("backbones", "from datamodules.vocab import PAD", {"datamodules.vocab"}),
-        ("backbones", "from heads.base import bce", {"heads.base"}),
-        ("heads", "from .base import bce", set()),
-        ("callbacks", "import zoo.metrics", {"zoo.metrics"}),
-        ("datamodules", "from backbones import CNN", {"backbones"}),
+        ("heads.linear", "import pytorch_lightning as pl", {"pytorch_lightning"}),
+        (
+            "heads.linear",
+            "def f():\n    from zoo.training.ranking_metrics import RankingMetrics",
+            {"zoo.training.ranking_metrics"},
+        ),
+        ("heads.linear", "from datamodules import Batch", set()),
+        ("backbones.cnn", "from heads.base import Head", {"heads.base"}),
+        ("callbacks.schedule", "from zoo.training.module import ZooModule", set()),
+        ("callbacks.schedule", "import zoo.commands.predict", {"zoo.commands.predict"}),
+        ("datamodules.base", "from backbones import CNN", {"backbones"}),
+        ("zoo.core.files", "from datamodules.batch import Batch", {"datamodules.batch"}),
     ],
 )
-def test_the_rules_themselves(package, source, wrong):
-    assert complaints(package, imported(source, package)) == wrong
+def test_the_rules_themselves(module, source, wrong):
+    assert violations(module, imported(source)) == wrong

@@ -12,7 +12,7 @@ from tests.cli.stages.recording import (
     CONFIG,
     Recorder,
 )
-from zoo.cli import main
+from zoo.commands.main import main
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,6 @@ def go(tmp_path):
 
 @pytest.fixture
 def refused(fails, tmp_path):
-    """The one line that a `fit` ends in."""
+    """The one line, with all of `names`, that a `fit` ends in."""
     where = [f"--runs={tmp_path / 'refused'}", "--wandb.mode=disabled"]
-    return lambda config, *args: fails("fit", *(["--config", str(config)] if config else []), *where, *args)
+    return lambda config, *args, names=(): fails("fit", f"--config={config}", *where, *args, names=names)

@@ -12,7 +12,7 @@ from pytorch_lightning import Callback
 
 from datamodules import LabelSpace
 from heads import Linear
-from zoo.checkpoint import read_checkpoint
+from zoo.training.checkpoint import read_checkpoint
 
 CONFIG = """
 data:

@@ -117,6 +117,7 @@ def test_a_checkpoint_of_weights_alone_has_the_mean_too_and_serves_as_a_start(co
     assert differing(Recorder.weights[0], weights(folder, "best")) == set()
 
 
+@pytest.mark.kill
 @pytest.mark.parametrize(
     ("args", "every"),
     [([], 0), (["--trainer.val_check_interval=2"], 1), ([ACCUMULATE], 1)],
@@ -138,6 +139,7 @@ def test_a_killed_run_goes_on_to_the_bit(config, go, args, every):
     assert [row.get("val/nDCG@5") for row in rows_of(whole)] == [row.get("val/nDCG@5") for row in rows_of(cut)]
 
 
+@pytest.mark.kill
 @pytest.mark.parametrize("args", [[], [ACCUMULATE]], ids=["plain", "accumulating"])
 def test_sigterm_and_a_finished_run_that_is_begun_again(config, go, args, read_metrics):
     path = config(SHIFTED)

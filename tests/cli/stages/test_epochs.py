@@ -52,6 +52,7 @@ def test_what_it_draws_is_another_in_every_stage_and_epoch(config, go):
     assert len(set(steps)) == 3
 
 
+@pytest.mark.kill
 @pytest.mark.parametrize("every", [0, 2], ids=["epoch-ends", "mid-epoch"])
 def test_it_is_repeated_after_a_kill_only_where_the_epoch_is(config, go, every):
     path = config(STAGES)
@@ -85,6 +86,7 @@ def test_what_a_stage_does_not_train_has_no_dropout_in_it_unless_asked(config, g
     }
 
 
+@pytest.mark.kill
 def test_it_has_none_after_a_resume_inside_an_epoch_either(config, go):
     path = config(FROZEN.replace("OFTEN", "false"))
     for kill in (3, 3 * BATCHES + 3):

@@ -7,7 +7,8 @@ import torch
 import yaml
 
 from heads import Linear
-from zoo.checkpoint import read_checkpoint
+from tests.support.output import line_with
+from zoo.training.checkpoint import read_checkpoint
 
 STAGES = """
 stages:
@@ -28,7 +29,8 @@ def httn(tiny):
 
 @pytest.fixture
 def refused(httn, fails, tmp_path):
-    return lambda *args: fails("fit", "--config", str(httn), f"--runs={tmp_path}/no", "--wandb.mode=disabled", *args)
+    given = ["fit", "--config", str(httn), f"--runs={tmp_path}/no", "--wandb.mode=disabled"]
+    return lambda *args, names=(): fails(*given, *args, names=names)
 
 
 def head_state(folder, name):
@@ -36,31 +38,31 @@ def head_state(folder, name):
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("given", "names"),
     [
-        (["--trainer.max_steps=5"], "--trainer.max_steps would end within the stages"),
-        (["--stages.finetune.lr=-1"], "stage 'finetune': a learning rate is negative"),
-        (["--stages.finetune.documents=transfer"], "'transfer' does not take targets and a seed"),
-        (["--stages.finetune.on_enter=[tail_documents]"], "'tail_documents' does not take a TransitionContext"),
-        (["--stages.finetune.lr"], "--stages.finetune.lr needs a value"),
-        (["--stages.finetune.lr", "--name=x"], "--stages.finetune.lr needs a value"),
-        (["--config"], "--config needs a value"),
-        (["--from_stage=tuning", "--ckpt=x.ckpt"], "there is no stage 'tuning'"),
+        (["--trainer.max_steps=5"], ["--trainer.max_steps"]),
+        (["--stages.finetune.lr=-1"], ["'finetune'", "learning rate"]),
+        (["--stages.finetune.documents=transfer"], ["'transfer'"]),
+        (["--stages.finetune.on_enter=[tail_documents]"], ["'tail_documents'", "TransitionContext"]),
+        (["--stages.finetune.lr"], ["--stages.finetune.lr"]),
+        (["--stages.finetune.lr", "--name=x"], ["--stages.finetune.lr"]),
+        (["--config"], ["--config"]),
+        (["--from_stage=tuning", "--ckpt=x.ckpt"], ["--from_stage=tuning", "head, transfer, finetune"]),
         (
             ["--stages.finetune.lr_scheduler={class_path: OneCycleLR, init_args: {max_lr: 0.1}}"],
-            "stage 'finetune': optimizer or scheduler cannot be made: You must define either total_steps",
+            ["'finetune'", "total_steps"],
         ),
     ],
 )
-def test_it_is_refused_at_the_start(refused, given, line):
-    assert line in refused(*given)
+def test_it_is_refused_at_the_start(refused, given, names):
+    refused(*given, names=names)
 
 
 def test_fine_tuning_without_the_transfer_is_refused(httn, fit, refused):
     folder = fit(config=httn)
     assert not head_state(folder, "head")["head.ready"]
-    line = refused("--from_stage=finetune", f"--ckpt={folder}/checkpoints/head.ckpt")
-    assert "PrototypeTransfer needs a stage with `on_enter: [transfer]`, and none of those to come has it" in line
+    names = ["PrototypeTransfer", "`on_enter: [transfer]`"]
+    refused("--from_stage=finetune", f"--ckpt={folder}/checkpoints/head.ckpt", names=names)
     again = fit("--from_stage=finetune", f"--ckpt={folder}/checkpoints/transfer.ckpt", config=httn)
     assert head_state(again, "best")["head.ready"]
 
@@ -74,15 +76,14 @@ def test_the_best_checkpoint_is_the_last_stages_even_if_that_was_never_validated
 
 def test_a_run_that_stops_before_its_end_is_not_tested(httn, fit, capsys):
     folder = fit("--trainer.max_time=00:00:00:00", config=httn)
-    assert "no final test" in capsys.readouterr().err
+    line_with(capsys.readouterr().err, "--ckpt_path")  # how to resume it
     assert not (folder / "metrics.json").exists()
 
 
 def test_a_run_does_not_go_on_with_another_model(httn, fit, refused, fails, tmp_path, capsys):
     folder = fit(config=httn)
     args = ["fit", "--config", str(httn), f"--runs={tmp_path}/runs", "--wandb.mode=disabled", "--ckpt_path=last"]
-    line = fails(*args, "--model.backbone.hidden=16")
-    assert "another model (model.backbone.init_args.hidden)" in line
+    fails(*args, "--model.backbone.hidden=16", names=["model.backbone.hidden"])
     assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["backbone"]["init_args"]["hidden"] == 8
 
 

@@ -44,14 +44,14 @@ def test_settings_of_a_stage_are_overridden_by_its_name(config, go):
 
 
 @pytest.mark.parametrize(
-    ("argument", "words"),
+    ("argument", "names"),
     [
         ("--stages.third.epochs=1", ["third", "first, second"]),
         ("--stages.first=1", ["stages.NAME.SETTING"]),
-        ("--stages.first.epoch=1", ["epoch", "epochs", "trainable"]),
+        ("--stages.first.epoch=1", ["'epoch'", "epochs"]),
         ("--stages.first.epochs=many", ["epochs", "many"]),
-        ("--stages.first.epochs=-1", ["first", "negative"]),
-        ("--stages.first.optimizer.lr=1", ["optimizer", "give it one first"]),
+        ("--stages.first.epochs=-1", ["'first'", "epochs"]),
+        ("--stages.first.optimizer.lr=1", ["stages.first.optimizer.lr", "'optimizer'"]),
         ("--stages.first.trainable=[head.nothing]", ["first", "trainable", "head.nothing"]),
         ("--stages.first.trainable=[head", ["stages.first.trainable", "YAML"]),
         ("--stages.first.on_enter=[tripple]", ["first", "Odd", "tripple"]),
@@ -67,19 +67,16 @@ def test_settings_of_a_stage_are_overridden_by_its_name(config, go):
         ("--model.head=PrototypeTransfer", ["PrototypeTransfer", "on_enter: [transfer]"]),
     ],
 )
-def test_a_mistake_is_one_line_that_says_what_there_is(config, refused, argument, words):
+def test_a_mistake_is_one_line_that_says_what_there_is(config, refused, argument, names):
     extra = ["--stages.first.patience=1"] if "monitor" in argument else []
-    line = refused(config(), argument, *extra)
-    assert [word for word in words if word not in line] == []
+    refused(config(), argument, *extra, names=names)
 
 
 def test_a_checkpoint_of_weights_alone_cannot_be_gone_on_with(config, go, refused):
     path = config()
-    line = refused(path, f"--ckpt_path={ckpt(go(path), 'first')}")
-    assert "--from_stage" in line
+    refused(path, f"--ckpt_path={ckpt(go(path), 'first')}", names=["--from_stage", "--ckpt"])
 
 
 def test_a_stage_that_the_experiment_has_no_longer_is_named(config, go, refused):
     last = ckpt(go(config()), "last")
-    line = refused(config("\n  - {name: other, epochs: 1}"), f"--ckpt_path={last}")
-    assert "no stage 'second': the experiment has other" in line
+    refused(config("\n  - {name: other, epochs: 1}"), f"--ckpt_path={last}", names=["'second'", "other"])

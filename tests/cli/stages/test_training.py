@@ -18,7 +18,7 @@ from tests.cli.stages.recording import (
     weights,
     with_transfer,
 )
-from zoo.cli import main
+from zoo.commands.main import main
 
 # --- what a stage trains, and with what
 
@@ -93,6 +93,7 @@ PLATEAU = """
 """
 
 
+@pytest.mark.kill
 def test_a_plateau_lowers_the_rate_also_across_a_kill(config, go):
     path = config(PLATEAU)
     go(path)

@@ -150,27 +150,29 @@ def test_biases_are_not_decayed_where_a_stage_says_so(config, go):
 
 
 @pytest.mark.parametrize(
-    ("settings", "line"),
+    ("settings", "names"),
     [
-        ("{warmup: 6}", "stage 'fall': optimizer or scheduler cannot be made: warmup=6.0 is a share of the steps"),
-        ("{end: -1}", "stage 'fall': optimizer or scheduler cannot be made: start=1.0 and end=-1.0 are factors"),
-        ("{steps: 5}", "Option 'steps' is not accepted"),
+        ("{warmup: 6}", ["'fall'", "warmup=6.0"]),
+        ("{end: -1}", ["'fall'", "start=1.0", "end=-1.0"]),
+        ("{steps: 5}", ["'steps'"]),
     ],
 )
-def test_mistakes_show_before_the_first_stage(config, refused, settings, line):
+def test_mistakes_show_before_the_first_stage(config, refused, settings, names):
     scheduler = f"--stages.fall.lr_scheduler={{class_path: WarmupDecay, init_args: {settings}}}"
-    assert line in refused(config(STAGES), scheduler)
+    refused(config(STAGES), scheduler, names=names)
     assert Recorder.batches == []
 
 
 def test_training_without_an_end_is_refused(single, refused):
-    assert "WarmupDecay needs to know where training ends" in refused(single, *MAIN, "--trainer.max_epochs=-1")
+    names = ["WarmupDecay", "--trainer.max_epochs", "--trainer.max_steps"]
+    refused(single, *MAIN, "--trainer.max_epochs=-1", names=names)
 
 
 def by_batch():
     return {(b["stage"], b["epoch"], *b["rows"]): b["lr"] for b in Recorder.batches}
 
 
+@pytest.mark.kill
 @pytest.mark.parametrize(
     ("args", "every", "kills"),
     [
@@ -202,6 +204,7 @@ def test_a_killed_run_goes_on_with_the_same_rates_to_the_same_weights(config, go
         assert differing(weights(whole, name), weights(cut, name)) == set()
 
 
+@pytest.mark.kill
 def test_sigterm_in_the_second_stage_changes_nothing(config, go):
     path = config(STAGES)
     whole = go(path, name="whole")
@@ -217,6 +220,7 @@ def test_sigterm_in_the_second_stage_changes_nothing(config, go):
     assert differing(weights(whole, "last"), weights(cut, "last")) == set()
 
 
+@pytest.mark.kill
 def test_a_resume_with_more_epochs_goes_on_along_the_longer_line(config, go):
     path = config(STAGES)
     Recorder.stop_at = 7

@@ -1,0 +1,1 @@
+"""Named corpora with their download sources, and corpora in files of the user."""

@@ -1,0 +1,1 @@
+"""Preparation of corpora: file readers, tokenizers, vocabularies and the cache of encoded documents."""

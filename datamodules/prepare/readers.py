@@ -1,0 +1,296 @@
+"""Readers of corpus files. Files are streamed row by row, so memory does not grow with their size."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import hashlib
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from zoo.core.errors import UserError
+
+ROWS_PER_PROGRESS = 1_000
+ROWS_TO_FIND_COLUMNS = 100  # a few JSON lines may lack a column; if all of the first 100 do, its name is wrong
+SHOWN_BAD_ROWS = 5
+DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {".gz": lambda file: gzip.GzipFile(fileobj=file), ".bz2": bz2.BZ2File}
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Labelled text of a corpus."""
+
+    id: str  # empty if the corpus has no ids
+    text: str
+    labels: list[str]
+
+
+@dataclass
+class Format:
+    """Column names of a corpus file, and the separator of labels that are stored as one string."""
+
+    text_column: str = "text"
+    label_column: str | None = "labels"  # None if rows have no labels
+    id_column: str = "id"
+    label_sep: str | None = None
+    fixed: bool = field(default=False, repr=False)  # users cannot choose the columns; not part of cache keys
+
+
+@dataclass
+class BadRows:
+    """Counter of unreadable rows. It tolerates `max_bad_rows` of them over all files of a corpus."""
+
+    max_bad_rows: int = 0
+    counts: dict[Path, int] = field(default_factory=dict)
+    first: dict[Path, list[tuple[int, str]]] = field(default_factory=dict)  # line and reason of the first bad rows
+
+    def start(self, path: Path) -> None:
+        """Start a file, and discard the counts of earlier passes over it."""
+        self.counts[path], self.first[path] = 0, []
+
+    def add(self, path: Path, line: int, reason: str) -> None:
+        self.counts[path] += 1
+        if self.counts[path] <= SHOWN_BAD_ROWS:
+            self.first[path].append((line, reason))
+
+    def check(self, path: Path) -> None:
+        """Raise `UserError` if the file has bad rows and there are now more than tolerated."""
+        total = sum(self.counts.values())
+        if self.counts[path] and total > self.max_bad_rows:
+            raise UserError(f"{self._summary(path)}; fix them or allow some with `max_bad_rows={total}`")
+
+    def report(self, path: Path) -> list[str]:
+        """Return a one-line summary if the file has bad rows."""
+        return [self._summary(path)] if self.counts.get(path) else []
+
+    def _summary(self, path: Path) -> str:
+        count, first = self.counts[path], self.first[path]
+        plural, unit = "s" if count > 1 else "", "row" if _extension(path) == ".parquet" else "line"
+        where = f"{'first ' if count > len(first) else ''}at {unit}{plural} {', '.join(str(line) for line, _ in first)}"
+        return f"{path}: {count} bad row{plural}, {where} ({unit} {first[0][0]}: {first[0][1]})"
+
+
+def read_documents(
+    path: Path, format: Format, bad: BadRows, progress: Progress | None = None, reader: Reader | None = None
+) -> Iterator[Document]:
+    """Yield the documents of one file; see `read_numbered`."""
+    return (document for _, document in read_numbered(path, format, bad, progress, reader))
+
+
+def read_numbered(
+    path: Path, format: Format, bad: BadRows, progress: Progress | None = None, reader: Reader | None = None
+) -> Iterator[tuple[int, Document]]:
+    """Yield the documents of one file, each with the line (the row in parquet files) on which it starts.
+
+    Args:
+        path: file to read.
+        format: column names.
+        bad: collects the rows that cannot be read.
+        progress: called with the number of bytes read since its last call.
+        reader: by default the one of the file's extension.
+    """
+    bad.start(path)
+    with read_errors(path), path.open("rb", buffering=0) as file, decompressed(file, path) as stream:
+        size, reported = path.stat().st_size, 0
+        extension = _extension(path)
+        if (reader := reader or READERS.get(extension)) is None:
+            raise UserError(
+                f"{path}: unknown extension; supported are {', '.join(READERS)}, "
+                f"each also with {' or '.join(DECOMPRESSORS)}"
+            )
+        if extension in {".csv", ".tsv", ".txt"}:
+            format = replace(format, label_sep=format.label_sep or ",")
+        for number, (line, row) in enumerate(reader(stream, path, format) if stream.peek(1) else (), 1):
+            if progress and number % ROWS_PER_PROGRESS == 0:
+                progress(max(file.tell() - reported, 0))  # parquet readers may seek backwards
+                reported = max(file.tell(), reported)
+            try:
+                yield line, document_of(row, format)
+            except RowError as error:
+                bad.add(path, line, str(error))
+        if progress:
+            progress(size - reported)
+    bad.check(path)
+
+
+def fingerprint(path: Path) -> str:
+    """Hash the content of a file."""
+    with read_errors(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
+class RowError(Exception):
+    """Reason why a row cannot be read as a document."""
+
+
+ParsedRow = dict[str, Any] | RowError
+ParsedRows = Iterator[tuple[int, ParsedRow]]  # with the line on which a row starts
+Reader = Callable[[IO[bytes], Path, Format], ParsedRows]
+
+
+def document_of(row: ParsedRow, format: Format) -> Document:
+    """Build a document from the columns of a row, or raise `RowError`."""
+    if isinstance(row, RowError):
+        raise row
+    for column in (format.text_column, format.label_column):
+        if column is not None and column not in row:
+            raise RowError(f"no column {column!r}")
+    text, id = row[format.text_column], row.get(format.id_column)
+    if not isinstance(text, str):
+        raise RowError(f"{format.text_column!r} is {_type_name(text)}, not a string")
+    labels = [] if format.label_column is None else _labels(row[format.label_column], format)
+    return Document("" if id is None else str(id), text, labels)
+
+
+def _labels(value: Any, format: Format) -> list[str]:
+    if format.label_sep and isinstance(value, str | None):
+        value = (value or "").split(format.label_sep)
+    elif not isinstance(value, list):
+        raise RowError(f"{format.label_column!r} is {_type_name(value)}, not a list (a string needs `label_sep`)")
+    if wrong := [label for label in value if not isinstance(label, str | int) or isinstance(label, bool)]:
+        raise RowError(f"a label is {_type_name(wrong[0])}, not a string or an integer")
+    return [name for name in dict.fromkeys(str(label).strip() for label in value) if name]
+
+
+def _type_name(value: Any) -> str:
+    return "null" if value is None else f"of type {type(value).__name__}"
+
+
+def _json_rows(stream: IO[bytes], path: Path, format: Format) -> ParsedRows:
+    rows = _line_rows(stream, _parse_json)
+    head = list(islice(rows, ROWS_TO_FIND_COLUMNS))
+    if objects := [row for _, row in head if isinstance(row, dict)]:
+        _require_columns(path, format, chain.from_iterable(objects))
+    return chain(head, rows)
+
+
+def _parse_json(line: str) -> ParsedRow:
+    try:
+        row = json.loads(line)
+        if "\\ud" in line or "\\uD" in line:
+            json.dumps(row, ensure_ascii=False).encode()  # json accepts lone surrogates, tokenizers do not
+    except (ValueError, RecursionError) as error:
+        return RowError(f"broken JSON: {getattr(error, 'msg', error)}")
+    return row if isinstance(row, dict) else RowError("not a JSON object")
+
+
+def _txt_rows(stream: IO[bytes], path: Path, format: Format) -> ParsedRows:
+    def parse(line: str) -> ParsedRow:
+        fields = line.removesuffix("\n").removesuffix("\r").split("\t", 2)
+        if len(fields) < 3:
+            return RowError("fewer than 2 tabs; a line is id<TAB>labels<TAB>text")
+        return dict(zip((format.id_column, format.label_column or "", format.text_column), fields, strict=True))
+
+    return _line_rows(stream, parse)
+
+
+def _line_rows(stream: IO[bytes], parse: Callable[[str], ParsedRow]) -> ParsedRows:
+    for number, line in enumerate(stream, 1):
+        if not line.isspace():
+            try:
+                yield number, parse(line.decode())
+            except UnicodeDecodeError:
+                yield number, RowError("invalid UTF-8")
+
+
+def _csv_rows(stream: IO[bytes], path: Path, format: Format) -> ParsedRows:
+    csv.field_size_limit(2**31 - 1)  # the largest C long on every platform
+    lines = (line.decode(errors="surrogateescape") for line in stream)  # an invalid byte must not end the whole file
+    reader = csv.reader(lines, delimiter="\t" if _extension(path) == ".tsv" else ",", strict=True)
+    if header := next(filter(None, reader), []):
+        _require_columns(path, format, header)
+        wanted = (format.id_column, format.text_column, format.label_column)
+        if twice := [name for name in wanted if name is not None and header.count(name) > 1]:
+            raise UserError(f"{path}: the header contains {twice[0]!r} more than once: rename one of the columns")
+    while True:
+        line = reader.line_num + 1
+        try:
+            if fields := next(reader):  # else a blank line
+                yield line, _csv_row(header, fields)
+        except StopIteration:
+            return
+        except UnicodeEncodeError:
+            yield line, RowError("invalid UTF-8")
+        except csv.Error as error:  # strict mode also reports an open quote, which would swallow the rest of the file
+            yield line, RowError(f"broken csv: {error}")
+
+
+def _csv_row(header: list[str], fields: list[str]) -> ParsedRow:
+    if b"\0" in "".join(fields).encode():
+        return RowError("NUL byte")
+    if len(fields) != len(header):
+        return RowError(f"{len(fields)} fields instead of {len(header)}")
+    return dict(zip(header, fields, strict=True))
+
+
+def _parquet_rows(stream: IO[bytes], path: Path, format: Format) -> ParsedRows:
+    # Parquet needs random access, which a compressed stream does not have.
+    file = pq.ParquetFile(io.BytesIO(stream.read()) if path.suffix in DECOMPRESSORS else stream)
+    _require_columns(path, format, file.schema_arrow.names)
+    wanted = [format.id_column, format.label_column, format.text_column]
+    batches = file.iter_batches(ROWS_PER_PROGRESS, columns=[name for name in wanted if name is not None])
+    return enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), 1)
+
+
+READERS = dict.fromkeys([".jsonl", ".ndjson", ".json"], _json_rows) | dict.fromkeys([".csv", ".tsv"], _csv_rows)
+READERS |= {".txt": _txt_rows, ".parquet": _parquet_rows}
+
+
+def _require_columns(path: Path, format: Format, columns: Iterable[str]) -> None:
+    names, extension = list(dict.fromkeys(columns)), _extension(path)
+    for setting in ("text_column", "label_column"):
+        wanted = getattr(format, setting)
+        if wanted is not None and wanted not in names:
+            found = ", ".join(repr(name[:40]) for name in names)
+            hint = f" (a {extension} needs a header row; only .txt has none)" if extension in {".csv", ".tsv"} else ""
+            advice = "" if format.fixed else f"; set `{setting}=...`"
+            raise UserError(f"{path}: no column {wanted!r} among {found}{advice}{hint}")
+
+
+def _extension(path: Path) -> str:
+    return unpacked_name(path).suffix
+
+
+def unpacked_name(path: Path) -> Path:
+    """Path without its compression suffix."""
+    return path.with_suffix("") if path.suffix in DECOMPRESSORS else path
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[io.BufferedReader]:
+    """Open a file that may be compressed, and turn what goes wrong into a `UserError`."""
+    with read_errors(path), path.open("rb", buffering=0) as file, decompressed(file, path) as stream:
+        yield stream
+
+
+def decompressed(file: io.FileIO, path: Path) -> io.BufferedReader:
+    is_compressed = path.suffix in DECOMPRESSORS and path.stat().st_size  # an empty file is not a gzip file
+    raw: Any = DECOMPRESSORS[path.suffix](file) if is_compressed else file
+    stream = io.BufferedReader(raw, 1 << 18)
+    if stream.peek(3).startswith(b"\xef\xbb\xbf"):  # byte order mark
+        stream.read(3)
+    return stream
+
+
+@contextmanager
+def read_errors(path: Path) -> Iterator[None]:
+    """Turn errors of reading a file into a one-line `UserError`."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"no such file: {path}") from None
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error, csv.Error, pa.ArrowException) as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise UserError(f"{path}: cannot be read: {reason}") from None

@@ -1,0 +1,1 @@
+"""Tools for corpora: check, convert, compute statistics, find near duplicates."""

@@ -1,0 +1,138 @@
+"""Base class of heads that a library for linear models fits to TF-IDF features."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, Self
+
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor
+
+from backbones.base import Features
+from backbones.tfidf import TfIdf
+from datamodules.batch import LabelSpace, Targets
+from heads.base import Head, Ranking, TransitionContext, check_low
+from heads.tree.label_tree import label_matrix
+from zoo.core.errors import UserError
+
+
+class LinearEngine(Head):
+    """Base class of linear engines: heads on TF-IDF features, whatever the backbone is, without gradient training.
+
+    A stage without epochs fits the model: `on_enter: [fit]`. The first process fits it with all its cores, and the
+    result is broadcast. Implement `learn`, `rank_rows`, `get_extra_state` and `set_extra_state`, and add the arguments
+    of the subclass to `settings`.
+
+    Args:
+        min_documents: words in fewer training documents are dropped.
+        sublinear: use 1 + ln(count); False uses counts, or feature values, as they are.
+        lead: give the first `lead` words of a document, and pairs of neighbours among them, features of their own.
+    """
+
+    settings: dict[str, Any]
+
+    def __init__(
+        self, dim: int, space: LabelSpace, min_documents: int = 2, sublinear: bool = True, lead: int = 0
+    ) -> None:
+        super().__init__(dim, space)
+        check_low(1, min_documents=min_documents)
+        check_low(0, lead=lead)
+        self.space, self.settings = space, {"min_documents": min_documents, "sublinear": sublinear, "lead": lead}
+        self.tfidf = TfIdf(space, min_documents, sublinear, lead)
+
+    @property
+    @abstractmethod
+    def fitted(self) -> bool:
+        """Whether there is a model."""
+
+    @property
+    def num_weights(self) -> int | None:
+        """Number of weights of the model; None if unknown."""
+        return None
+
+    @abstractmethod
+    def learn(self, words: csr_array, labels: csr_array, ctx: TransitionContext) -> None:
+        """Fit the model, on the first process, to TF-IDF features (documents, width) and 0/1 labels."""
+
+    @abstractmethod
+    def rank_rows(self, words: csr_array, k: int) -> Ranking:
+        """Rank the k best labels of documents from their TF-IDF features, on the CPU."""
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        return () if self.fitted else ("fit",)
+
+    def loss(self, features: Features, targets: Targets, stage: str) -> dict[str, Tensor]:
+        raise UserError(
+            f"stage {stage!r}: {type(self).__name__} is not trained by gradients: "
+            "give its stage `on_enter: [fit]` and no epochs"
+        )
+
+    def rank(self, features: Features, k: int) -> Ranking:
+        if features.batch is None:
+            raise UserError(f"{type(self).__name__} reads words: `features.batch` is missing")
+        device, size = features.pooled.device, len(features.batch)
+        if self.fitted:
+            words = self.tfidf.matrix(self.tfidf.counts(features.batch))
+            ranking = self.rank_rows(words, k)
+        else:  # validation before its stage
+            ranking = Ranking(torch.zeros(size, k), torch.full((size, k), -1))
+        return Ranking(ranking.scores.to(device), ranking.labels.to(device))
+
+    # --- transitions
+
+    @torch.no_grad()
+    def fit(self, ctx: TransitionContext) -> None:
+        """Fit to all training documents and the stage's augmented copies."""
+        self._fit(ctx.train_words(self.tfidf.lead), ctx.train_targets().to("cpu"), None, ctx)
+
+    def _fit(self, counts: csr_array, targets: Targets, rows: Tensor | None, ctx: TransitionContext) -> None:
+        """Fit to the training documents `rows`, or all, which have these counts and targets."""
+        self.tfidf.learn(counts)
+        words, targets = ctx.augmented(self.tfidf.matrix(counts), targets, rows)
+        self.learn(words, label_matrix(targets, self.num_labels), ctx)
+
+    def unfitted(self) -> Self:
+        """A new engine with the same settings."""
+        return type(self)(self.dim, self.space, **self.settings)
+
+    @torch.no_grad()
+    def out_of_fold(self, ctx: TransitionContext, folds: int, k: int) -> Ranking:
+        """Rank the k best labels of every training document with models that have not seen it, on the CPU.
+
+        In-sample scores of a linear model are far too good to train another model on.
+        """
+        counts, targets = ctx.train_words(self.tfidf.lead), ctx.train_targets().to("cpu")
+        if not 2 <= folds <= len(targets):
+            raise UserError(
+                f"{folds} folds of {len(targets):,} documents: give at least 2 folds, and no more than documents"
+            )
+        fold_of = torch.randperm(len(targets), generator=torch.Generator().manual_seed(ctx.seed)) % folds
+        scores, labels = torch.zeros(len(targets), k), torch.full((len(targets), k), -1)
+        for fold in range(folds):
+            seen, unseen = (fold_of != fold).nonzero().flatten(), (fold_of == fold).nonzero().flatten()
+            engine = self.unfitted().to(self.tfidf.idf.device)  # the device of all-reduces
+            engine._fit(counts[seen.numpy()], targets.take(seen), seen, ctx)
+            ranking = engine._share(counts[unseen.numpy()], k, ctx)
+            scores[unseen], labels[unseen] = ranking.scores, ranking.labels
+        return Ranking(scores, labels)
+
+    def _share(self, counts: csr_array, k: int, ctx: TransitionContext) -> Ranking:
+        """Rank on the first process, which has the model, and broadcast the ranking."""
+        device = self.tfidf.idf.device
+        scores, labels = torch.zeros(counts.shape[0], k), torch.zeros(counts.shape[0], k, dtype=torch.long)
+        if ctx.first:
+            ranking = self.rank_rows(self.tfidf.matrix(counts), k)
+            scores, labels = ranking.scores, ranking.labels
+        return Ranking(ctx.sum(scores.to(device)).cpu(), ctx.sum(labels.to(device)).cpu())
+
+    # --- checkpoints: the model is extra state, since its size is unknown before it is fitted
+
+    @abstractmethod
+    def get_extra_state(self) -> dict[str, Any] | None:
+        """The model as tensors and plain values; None before it is fitted."""
+
+    @abstractmethod
+    def set_extra_state(self, state: dict[str, Any] | None) -> None:
+        """Load the model."""

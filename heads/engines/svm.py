@@ -1,0 +1,179 @@
+"""One-vs-rest linear SVMs, fitted by liblinear."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.sparse import csc_array, csr_array, csr_matrix
+from torch import Tensor
+
+from datamodules.batch import LabelSpace
+from heads.base import Ranking, TransitionContext, check_low, probabilities, top_labels
+from heads.engines.linear_engine import LinearEngine
+from heads.engines.processes import Workers
+from zoo.core.cores import available_cores
+from zoo.core.extras import missing_extra
+
+GROUP = 16  # labels per process; the result depends on it, so it does not depend on the number of workers
+DENSE = 2**22  # largest number of scores in a block of documents
+ROWS = 64  # documents per block: small, so that a batch has blocks for all cores
+
+
+class OneVsRestSvm(LinearEngine):
+    """One L2-regularised linear SVM with squared hinge loss per label, on TF-IDF features.
+
+    The model of DiSMEC (Babbar and Schölkopf 2017, https://arxiv.org/abs/1609.02521), which also prunes small weights,
+    fitted by liblinear's dual solver, with a bias. The solver shuffles documents with a global random state that cannot
+    be seeded. Each group of labels is therefore fitted in a fresh process, so that the result is the same in every run
+    and for any number of workers.
+
+    Args:
+        cost: penalty of errors, relative to the norm of the weights (C).
+        prune: weights with a smaller magnitude are dropped; 0 keeps all.
+        slope: a label's probability is sigmoid(slope * margin).
+        workers: number of processes. Default: the number of cores.
+        words: arguments of `LinearEngine`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        space: LabelSpace,
+        cost: float = 1.0,
+        prune: float = 0.01,
+        slope: float = 4.0,
+        workers: int | None = None,
+        **words: Any,
+    ) -> None:
+        super().__init__(dim, space, **words)
+        check_low(1e-9, cost=cost, slope=slope)
+        check_low(0, prune=prune)
+        check_low(1, workers=workers)
+        self.cost, self.prune, self.slope, self.workers = cost, prune, slope, workers
+        self.settings |= {"cost": cost, "prune": prune, "slope": slope, "workers": workers}
+        self.weights: csr_array | None = None  # (vocabulary, num_labels)
+        self.bias = np.zeros(0, np.float32)  # (num_labels,)
+
+    @property
+    def fitted(self) -> bool:
+        return self.weights is not None
+
+    @property
+    def num_weights(self) -> int:
+        return 0 if self.weights is None else int(self.weights.nnz) + len(self.bias)
+
+    def weight_norms(self) -> Tensor | None:
+        if self.weights is None:
+            return None
+        squares = np.bincount(self.weights.indices, self.weights.data.astype(np.float64) ** 2, self.num_labels)
+        return torch.from_numpy(np.sqrt(squares)).float()
+
+    def check_plan(self, transitions: Sequence[str]) -> None:
+        super().check_plan(transitions)
+        if "fit" in transitions:
+            library()  # fail before other stages run for hours; a fitted model does not need it
+
+    def learn(self, words: csr_array, labels: csr_array, ctx: TransitionContext) -> None:
+        groups = [range(start, min(start + GROUP, self.num_labels)) for start in range(0, self.num_labels, GROUP)]
+        found: dict[int, list[Column]] = {}
+        with self._workers(words, labels, groups) if ctx.first else nullcontext() as workers:
+            for group in ctx.track(range(len(groups)), "fitting labels"):
+                while workers is not None and group not in found:
+                    found |= dict(workers.receive())
+        if ctx.first:
+            columns = [column for group in range(len(groups)) for column in found[group]]
+            starts = np.concatenate([[0], np.cumsum([len(column.words) for column in columns])])
+            starts = starts.astype(np.int32 if starts[-1] < 2**31 else np.int64)  # also sets the type of the indices
+            parts = (np.concatenate(part) for part in ([c.values for c in columns], [c.words for c in columns]))
+            self.weights = csc_array((*parts, starts), (words.shape[1], self.num_labels)).tocsr()
+            self.bias = np.array([column.bias for column in columns], np.float32)
+
+    def _workers(self, words: csr_array, labels: csr_array, groups: list[range]) -> Workers:
+        problem = Problem(words, labels, self.cost, self.prune)
+
+        def fit(group: int) -> tuple[int, list[Column]]:
+            return group, [problem.fit(label) for label in groups[group]]
+
+        return Workers(fit, len(groups), self.workers or available_cores())
+
+    def rank_rows(self, words: csr_array, k: int) -> Ranking:
+        size = max(1, min(ROWS, DENSE // self.num_labels))
+        blocks = [words[start : start + size] for start in range(0, max(words.shape[0], 1), size)]
+        with ThreadPoolExecutor(min(available_cores(), len(blocks))) as threads:  # SciPy's products release the GIL
+            tops = list(threads.map(lambda block: top_labels(torch.from_numpy(self._margins(block)), k), blocks))
+        margins, labels = (torch.cat(part) for part in zip(*((top.scores, top.labels) for top in tops), strict=True))
+        return Ranking(probabilities(self.slope * margins) * (labels >= 0), labels)
+
+    def _margins(self, words: csr_array) -> np.ndarray:
+        """Margins of all labels, (documents, num_labels)."""
+        margins: np.ndarray = (words @ self.weights).toarray()
+        margins += self.bias
+        return margins
+
+    def get_extra_state(self) -> dict[str, Any] | None:
+        if self.weights is None:
+            return None
+        parts = {"values": self.weights.data, "labels": self.weights.indices, "starts": self.weights.indptr}
+        return {name: torch.from_numpy(part) for name, part in (parts | {"bias": self.bias}).items()}
+
+    def set_extra_state(self, state: dict[str, Any] | None) -> None:
+        if state is None:
+            self.weights, self.bias = None, np.zeros(0, np.float32)
+            return
+        values, labels, starts = (state[name].cpu().numpy() for name in ("values", "labels", "starts"))
+        self.weights = csr_array((values, labels, starts), (len(starts) - 1, self.num_labels))
+        self.bias = state["bias"].cpu().numpy()
+
+
+class Column(NamedTuple):
+    """Sparse classifier of a label."""
+
+    words: np.ndarray  # int32, ascending
+    values: np.ndarray  # float32
+    bias: float
+
+
+class Problem:
+    """Documents in liblinear's format, and their labels."""
+
+    def __init__(self, words: csr_array, labels: csr_array, cost: float, prune: float) -> None:
+        liblinear = library()
+        self.size, self.prune = words.shape[0], prune
+        # Only words that occur: liblinear is faster if the dense weight vector fits into the cache.
+        occurs = np.bincount(words.indices, minlength=words.shape[1]) > 0
+        self.words = np.flatnonzero(occurs)
+        words = csr_matrix((words.data, (occurs.cumsum() - 1)[words.indices], words.indptr), (self.size, occurs.sum()))
+        self.documents = csc_array(labels)  # of each label
+        self.problem = liblinear.problem(np.ones(self.size), words.astype(np.float64), 1.0)
+        self.parameter = liblinear.parameter(f"-s 1 -c {cost!r} -q")  # L2-regularised squared hinge loss, the dual
+        self.signs = np.empty(self.size)
+        self.problem.y = self.signs.ctypes.data_as(ctypes.POINTER(ctypes.c_double))
+
+    def fit(self, label: int) -> Column:
+        positive = self.documents.indices[slice(*self.documents.indptr[label : label + 2])]
+        if len(positive) in (0, self.size):  # nothing to separate
+            return Column(np.zeros(0, np.int32), np.zeros(0, np.float32), 1.0 if len(positive) else -1.0)
+        self.signs[:] = -1
+        self.signs[positive] = 1
+        train, free = library().liblinear.train, library().liblinear.free_and_destroy_model
+        model = train(self.problem, self.parameter)
+        sign = model.contents.label[0]  # class of positive margins
+        weights = sign * np.ctypeslib.as_array(model.contents.w, (self.problem.n,))
+        free(ctypes.byref(model))
+        kept = np.flatnonzero((np.abs(weights[:-1]) >= self.prune) & (weights[:-1] != 0))
+        return Column(self.words[kept].astype(np.int32), weights[kept].astype(np.float32), float(weights[-1]))
+
+
+def library() -> Any:
+    """Import liblinear, an optional dependency."""
+    try:
+        from liblinear import liblinear
+    except ImportError as error:
+        raise missing_extra(error, "linear") from None
+    return liblinear

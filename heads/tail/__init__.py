@@ -1,0 +1,14 @@
+"""Heads and wrappers for rare labels: re-ranking, decoupling, two-branch training, ensembles with a linear model."""
+
+from typing import TYPE_CHECKING
+
+from zoo.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from heads.tail.bbn import BBN
+    from heads.tail.decoupled import Decoupled
+    from heads.tail.reranker import Rerank
+    from heads.tail.wide import Wide
+
+__all__ = ["BBN", "Decoupled", "Rerank", "Wide"]
+__getattr__, __dir__ = lazy_names(__name__)

@@ -1,0 +1,293 @@
+"""Re-ranking of another head's candidates in favour of rare labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from backbones.base import Features
+from datamodules.batch import Batch, LabelSpace, Targets
+from heads.base import Head, Ranking, TransitionContext, check_low
+from heads.tail.calibration import NEAR, logits_of
+from heads.tail.propensity import EPSILON, GRID, best_exponent, by_propensity, exponent_sums
+from heads.tail.rankings import CandidateHead, parse_metric, relevant, sort_by_score, truncate
+from heads.tail.ranknet import Candidates, RankNet, RankNetTraining, train_ranknet
+from zoo.core.errors import UserError
+
+MANY = 50_000  # number of labels from which the network is narrow, with sparse gradients
+STEP = 2**14  # documents per all-reduce of scores
+
+
+@runtime_checkable
+class OutOfFold(Protocol):
+    """A head with out-of-fold scores of the training documents, such as `LinearEngine`."""
+
+    def out_of_fold(self, ctx: TransitionContext, folds: int, k: int) -> Ranking: ...
+
+
+class Rerank(CandidateHead):
+    """RankNet and propensity re-ranking: score the best labels of another head again, in favour of rare labels.
+
+    "Improving Tail Label Prediction for Extreme Multi-label Learning" (https://openreview.net/forum?id=hUAmiQCeUGm),
+    section 3.2. There are two forms, which can be combined, the network first:
+
+    - `train_ranknet`: a residual network F = W2 ReLU(W1 f) + f on the scores f learns to rank the rare labels of a
+      document before the frequent ones, and both before wrong labels.
+    - `choose_exponent`, or a fixed `exponent`: rank by r^a f, where r is the inverse propensity of the label. It trades
+      P@k for PSP@k. The paper has a = 1.
+
+    Changes to the paper: the network sees only the candidates of a document and is trained on scores of documents that
+    the inner head was not trained on; both terms of its loss are means over pairs; the exponent. A label outside the
+    candidates is never promoted. Scores stay in [0, 1], in the order of the ranking.
+
+    Args:
+        inner: head that finds the candidates; its transitions have dotted names, such as `inner.fit`.
+        candidates: number of its best labels to re-rank.
+        blocks: number of stacked residual blocks; 0 for no network.
+        width: width of the bottleneck. Default: 256, and 64 from 50,000 labels on.
+        on: whether f are probabilities or their logits.
+        scores: documents whose scores train the network. `out_of_fold`: all training documents, each scored by a model
+            that has not seen it, if the inner head provides that. `held_out`: a share of the training documents, which
+            the inner head's stages leave out with `documents: base_documents`. `validation`: validation metrics are
+            then biased. Default: `out_of_fold` if the inner head provides it, else `validation`.
+        folds: number of models of `out_of_fold`.
+        held_out: share of the training documents of `held_out`.
+        ranknet: training of the network.
+        exponent: fixed exponent a. Default: 0 until `choose_exponent`.
+        gain: ranking metric on validation documents, such as PSP@5, that `choose_exponent` maximises.
+        keep: ranking metric that may drop by at most `allowed_loss`.
+        allowed_loss: largest drop of `keep`, absolute.
+        measure_inner: also evaluate the inner head's ranking, as `inner`, and that of the network before the exponent,
+            as `network`.
+    """
+
+    trained: Tensor  # () bool, `train_ranknet` has run
+    exponent: Tensor  # () a
+    inverse_propensity: Tensor  # (num_labels,) r
+
+    def __init__(
+        self,
+        dim: int,
+        space: LabelSpace,
+        inner: Callable[[int, LabelSpace], Head],
+        candidates: int = 100,
+        blocks: int = 1,
+        width: int | None = None,
+        on: Literal["probabilities", "logits"] = "logits",
+        scores: Literal["out_of_fold", "held_out", "validation"] | None = None,
+        folds: int = 3,
+        held_out: float = 0.1,
+        ranknet: RankNetTraining | None = None,
+        exponent: float | None = None,
+        gain: str = "PSP@5",
+        keep: str = "P@1",
+        allowed_loss: float = 0.005,
+        measure_inner: bool = True,
+    ) -> None:
+        super().__init__(dim, space, inner, candidates)
+        check_low(1, width=width)
+        check_low(0, blocks=blocks, exponent=exponent, allowed_loss=allowed_loss)
+        check_low(2, folds=folds)
+        if not 0 < held_out < 1:
+            raise UserError(f"`held_out={held_out}` is not between 0 and 1")
+        self.on, self.fixed, self.measure_inner = on, exponent, measure_inner
+        self.scores = scores or ("out_of_fold" if isinstance(self.inner, OutOfFold) else "validation")
+        self.folds, self.held_out = folds, held_out
+        self.training_settings, self.allowed_loss = ranknet or RankNetTraining(), allowed_loss
+        self.metrics = parse_metric(gain, "gain"), parse_metric(keep, "keep")
+        many = space.num_labels - space.added >= MANY  # the tables keep their width when labels are added
+        self.net = RankNet(space.num_labels, width or (64 if many else 256), blocks, many, on == "logits")
+        self.net.requires_grad_(False)
+        self.register_buffer("trained", torch.tensor(False))
+        self.register_buffer("exponent", torch.tensor(exponent or 0.0))
+        self.register_buffer("inverse_propensity", torch.empty(0), persistent=False)
+        self.leaves_out = False  # a stage has called `base_documents`
+        self._set_space(space)
+        self._sync_flags()
+
+    def _set_space(self, space: LabelSpace) -> None:
+        self.num_labels, self.counts = space.num_labels, torch.tensor(space.counts, dtype=torch.float)
+        weights = space.inverse_propensity()  # (num_all,) double
+        self.metric_weights = weights.numpy()
+        self.inverse_propensity = weights[: space.num_labels].float().to(self.trained.device)
+
+    def _sync_flags(self) -> None:
+        """Copy buffers to Python values: reading a buffer would make a GPU wait."""
+        self.is_trained, self.power = bool(self.trained), round(float(self.exponent), 6)
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        # A network of another size is not loaded, and this one is untrained.
+        self.trained &= all(f"{prefix}net.{name}" in state_dict for name in self.net.state_dict())
+        self._sync_flags()
+
+    def loss(self, features: Features, targets: Targets, stage: str) -> dict[str, Tensor]:
+        return self.inner.loss(features, targets, stage)
+
+    def check_plan(self, transitions: Sequence[str]) -> None:
+        super().check_plan(transitions)
+        own = [name for name in transitions if not name.startswith("inner.")]
+        if not own and not self.is_trained and not self.power:
+            raise UserError(
+                "Rerank would change nothing: end with a stage that has `on_enter: [train_ranknet]` or "
+                "`[choose_exponent]`, or give `exponent`"
+            )
+        order = {"train_ranknet": 1, "choose_exponent": 2}
+        if sorted(transitions, key=lambda name: order.get(name, 0)) != list(transitions):
+            raise UserError(
+                "wrong order of transitions: train the inner head first, then train_ranknet, then choose_exponent"
+            )
+        if "choose_exponent" in own and self.fixed is not None:
+            raise UserError(f"`exponent={self.fixed}` is fixed: remove it, or remove choose_exponent")
+        if "train_ranknet" in own:
+            self._check_scores()
+
+    def _check_scores(self) -> None:
+        if not len(self.net.first):
+            raise UserError("`blocks=0` has no network to train: remove train_ranknet")
+        name, has_folds = type(self.inner).__name__, any(isinstance(part, OutOfFold) for part in self.inner.modules())
+        if self.scores == "out_of_fold" and not isinstance(self.inner, OutOfFold):
+            raise UserError(f"{name} has no out_of_fold scores: set `scores=held_out` or `scores=validation`")
+        if self.scores == "held_out" and has_folds:
+            raise UserError(f"{name} is fitted to all training documents: set `scores` to another value than held_out")
+
+    # --- rankings
+
+    def rank(self, features: Features, k: int) -> Ranking:
+        return self.reranked(self.inner.rank(features, self.depth(k)), k)
+
+    def rankings(self, features: Features, k: int) -> dict[str, Ranking]:
+        found = self.inner.rankings(features, self.depth(k))
+        own = {"": self.reranked(found[""], k)}
+        if not self.measure_inner:
+            return own
+        parts = {f"inner/{name}" if name else "inner": truncate(ranking, k) for name, ranking in found.items()}
+        if self.is_trained and self.power:
+            own["network"] = self.reranked(found[""], k, power=0)
+        return own | parts
+
+    @torch.no_grad()
+    def reranked(self, ranking: Ranking, k: int, power: float | None = None) -> Ranking:
+        """Re-rank the candidates of the inner head's ranking; its further labels follow, up to k."""
+        power = self.power if power is None else power
+        first, rest = truncate(ranking, self.candidates), ranking.labels[:, self.candidates : k]
+        with torch.autocast(ranking.scores.device.type, enabled=False):
+            first = self._through_network(first)
+            if power:
+                first = by_propensity(first, self.inverse_propensity, power)
+        below = ranking.scores[:, self.candidates : k].minimum(first.scores[:, -1:])
+        return truncate(Ranking(torch.cat([first.scores, below], dim=1), torch.cat([first.labels, rest], dim=1)), k)
+
+    def _through_network(self, ranking: Ranking) -> Ranking:
+        if not self.is_trained:
+            return ranking
+        scores = self.net(ranking.labels, self._base_scores(ranking.scores))
+        ordered = sort_by_score(scores, ranking.labels)
+        probable = ordered.scores.clamp(0, 1) if self.on == "probabilities" else ordered.scores.sigmoid()
+        return Ranking(probable * (ordered.labels >= 0), ordered.labels)
+
+    def _base_scores(self, probabilities: Tensor) -> Tensor:
+        return probabilities.float() if self.on == "probabilities" else logits_of(probabilities, NEAR).float()
+
+    # --- documents of the stages
+
+    def base_documents(self, targets: Targets, seed: int) -> Tensor:
+        """Training documents without those that are held out for the network."""
+        self.leaves_out = True
+        return self._split(targets, seed)[1]
+
+    def held_out_documents(self, targets: Targets, seed: int) -> Tensor:
+        """Training documents that are held out for the network."""
+        return self._split(targets, seed)[0]
+
+    def _split(self, targets: Targets, seed: int) -> tuple[Tensor, Tensor]:
+        order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed))
+        size = max(round(self.held_out * len(order)), 1)
+        return order[:size].sort().values, order[size:].sort().values
+
+    # --- transitions
+
+    @torch.no_grad()
+    def train_ranknet(self, ctx: TransitionContext) -> None:
+        """Train the network on the inner head's scores of documents that it was not trained on."""
+        self._check_scores()
+        ranking, targets = self._scored(ctx)
+        self.learn(ranking, targets, ctx)
+
+    def learn(self, ranking: Ranking, targets: Targets, ctx: TransitionContext) -> None:
+        """Train the network on candidates (documents, K) of the inner head."""
+        settings, generator = self.training_settings, torch.Generator().manual_seed(ctx.seed)
+        margin = settings.margin if settings.margin is not None else 0.1 if self.on == "probabilities" else 1.0
+        ranking = truncate(ranking, self.candidates)
+        candidates = Candidates(ranking.labels, self._base_scores(ranking.scores), relevant(ranking.labels, targets))
+        counts, weights = self.counts.to(self.trained.device), self.inverse_propensity
+        log = train_ranknet(self.net, candidates, counts, settings, margin, generator, ctx, weights)
+        self.trained.fill_(True)
+        self._sync_flags()
+        ctx.log({f"ranknet/{name}": value for name, value in log.items()})
+
+    def _scored(self, ctx: TransitionContext) -> tuple[Ranking, Targets]:
+        if self.scores == "out_of_fold":
+            assert isinstance(self.inner, OutOfFold)
+            ranking = self.inner.out_of_fold(ctx, self.folds, self.depth(1))
+            return Ranking(ranking.scores.cpu(), ranking.labels.cpu()), ctx.train_targets().to("cpu")
+        if self.scores == "validation":
+            targets = ctx.val_targets().to("cpu")
+            return self._collect(ctx, ctx.val_features(), torch.arange(len(targets))), targets
+        if not self.leaves_out:
+            raise UserError(
+                "`scores=held_out`: the inner head was trained on all documents; give its stages "
+                "`documents: base_documents`"
+            )
+        targets = ctx.train_targets().to("cpu")
+        rows = self.held_out_documents(targets, ctx.seed)
+        return self._collect(ctx, ctx.train_features(rows), rows), targets.take(rows)
+
+    def _collect(self, ctx: TransitionContext, pairs: Iterable[tuple[Features, Batch]], rows: Tensor) -> Ranking:
+        """Gather the candidates of the documents `rows`, ascending, on the CPU of every process."""
+        device = self.trained.device
+        labels = torch.zeros(len(rows), self.depth(1), dtype=torch.int32)
+        scores = torch.zeros(labels.shape)
+        for features, batch in pairs:
+            ranking = self.inner.rank(features, labels.shape[1])
+            places = torch.searchsorted(rows, batch.rows.cpu().contiguous())
+            labels[places], scores[places] = ranking.labels.int().cpu() + 1, ranking.scores.float().cpu()
+        for part in (labels, scores):  # rows of other processes are zeros
+            for first in range(0, len(part), STEP):
+                part[first : first + STEP] = ctx.sum(part[first : first + STEP].to(device)).cpu()
+        return Ranking(scores, labels - 1)
+
+    @torch.no_grad()
+    def choose_exponent(self, ctx: TransitionContext) -> None:
+        """Choose the exponent, of 0, 0.05, ..., 1, with the highest `gain` at an acceptable `keep`."""
+        depth = self.depth(max(k for _, k in self.metrics))
+        self.choose(((self.inner.rank(f, depth), batch.targets) for f, batch in ctx.val_features()), ctx)
+
+    def choose(self, pairs: Iterable[tuple[Ranking, Targets]], ctx: TransitionContext) -> None:
+        """Choose the exponent from the inner head's rankings of this process's documents."""
+        device = self.trained.device
+        sums = torch.zeros(len(GRID), len(self.metrics), 2, dtype=torch.float64)
+        for ranking, targets in pairs:
+            first = Ranking(
+                ranking.scores[:, : self.candidates].to(device), ranking.labels[:, : self.candidates].to(device)
+            )
+            ranking = self._through_network(first)
+            sums += exponent_sums(ranking, targets, self.inverse_propensity, self.metric_weights, self.metrics)
+        reached, possible = ctx.sum(sums.to(device)).cpu().unbind(-1)
+        gain, keep = (reached / possible.clamp_min(EPSILON)).unbind(1)
+        best = best_exponent(gain, keep, self.allowed_loss)
+        self.exponent.fill_(GRID[best])
+        self._sync_flags()
+        log = {"exponent": GRID[best]}
+        for (name, k), values in zip(self.metrics, (gain, keep), strict=True):
+            log |= {f"{name}@{k}/before": float(values[0]), f"{name}@{k}/after": float(values[best])}
+        ctx.log({f"rerank/{name}": value for name, value in log.items()})
+
+    @torch.no_grad()
+    def learn_labels(self, space: LabelSpace, examples: Iterable[tuple[Features, Targets]]) -> None:
+        self.inner.learn_labels(space, examples)
+        self.net.grow(space.num_labels)
+        self._set_space(space)

@@ -1,0 +1,207 @@
+"""One-vs-rest SVMs against the primal solution."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_array
+
+from datamodules.batch import Targets
+from heads import OneVsRestSvm, TransitionContext
+from heads.tree.label_tree import label_matrix
+from tests.support.engines import LABELS, batch_of, corpus, space_of
+from tests.support.errors import raises
+from zoo.core.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    counts, targets = corpus()
+    engine = OneVsRestSvm(1, space_of(targets), prune=0)
+    engine.fit(TransitionContext(words=counts, targets=targets))
+    return engine
+
+
+def words_of(engine, counts):
+    return engine.tfidf.matrix(counts)
+
+
+def primal(words, positive, cost):
+    """Minimum of |w|^2 / 2 + C sum max(0, 1 - y (w x + b))^2, the bias among the weights."""
+    x = torch.cat([torch.from_numpy(words.toarray()), torch.ones(words.shape[0], 1)], 1).double()
+    y = torch.where(positive, 1.0, -1.0).double()
+    w = torch.zeros(x.shape[1], dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([w], max_iter=500, line_search_fn="strong_wolfe", tolerance_grad=1e-9)
+
+    def closure():
+        optimizer.zero_grad()
+        value = w @ w / 2 + cost * ((1 - y * (x @ w)).relu() ** 2).sum()
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    return w.detach()
+
+
+def objective(w, words, positive, cost):
+    x = torch.cat([torch.from_numpy(words.toarray()), torch.ones(words.shape[0], 1)], 1).double()
+    y = torch.where(positive, 1.0, -1.0).double()
+    return float(w @ w / 2 + cost * ((1 - y * (x @ w)).relu() ** 2).sum())
+
+
+@pytest.mark.parametrize("cost", [0.3, 5.0])
+def test_weights_solve_the_primal_problem(cost):
+    counts, targets = corpus()
+    engine = OneVsRestSvm(1, space_of(targets), prune=0, cost=cost)
+    engine.fit(TransitionContext(words=counts, targets=targets))
+    words, truth = words_of(engine, counts), targets.dense(LABELS) > 0
+    for label in range(LABELS):
+        expected = primal(words, truth[:, label], cost)
+        got = torch.from_numpy(np.append(engine.weights[:, [label]].toarray(), engine.bias[label])).double()
+        # the solver stops at a tolerance: as good to a hundredth, and near
+        best, here = (objective(w, words, truth[:, label], cost) for w in (expected, got))
+        assert best - 1e-6 <= here <= 1.01 * best
+        assert (got - expected).norm() < 0.05 * expected.norm()
+
+
+def test_ranking_equals_a_loop(fitted):
+    counts, _ = corpus(30, seed=1)
+    words = words_of(fitted, counts)
+    margins = words.toarray() @ fitted.weights.toarray() + fitted.bias
+    ranking = fitted.rank_rows(words, LABELS + 2)
+    assert ranking.labels[:, LABELS:].eq(-1).all()
+    assert ranking.scores[:, LABELS:].eq(0).all()
+    for row, (labels, scores) in enumerate(zip(ranking.labels[:, :LABELS], ranking.scores[:, :LABELS], strict=True)):
+        assert sorted(labels.tolist()) == list(range(LABELS))
+        assert np.allclose(scores, 1 / (1 + np.exp(-4 * margins[row][labels])), atol=1e-5)
+        assert (scores.diff() <= 0).all()
+
+
+def test_a_batch_is_ranked_like_its_matrix(fitted):
+    counts, _ = corpus(20, seed=2)
+    features = type("Features", (), {"batch": batch_of(counts), "pooled": torch.zeros(20, 1)})()
+    one, other = fitted.rank(features, 5), fitted.rank_rows(words_of(fitted, counts), 5)
+    assert torch.equal(one.labels, other.labels)
+    assert torch.allclose(one.scores, other.scores, atol=1e-6)
+
+
+def test_blocks_of_documents_do_not_matter(fitted, monkeypatch):
+    words = words_of(fitted, corpus(150, seed=3)[0])
+    whole = fitted.rank_rows(words, 4)
+    monkeypatch.setattr("heads.engines.svm.DENSE", 3 * LABELS)
+    parts = fitted.rank_rows(words, 4)
+    assert torch.equal(whole.labels, parts.labels)
+    assert torch.equal(whole.scores, parts.scores)
+    empty = fitted.rank_rows(words[:0], 4)
+    assert empty.labels.shape == empty.scores.shape == (0, 4)
+
+
+def test_ties_go_to_the_lower_label(fitted):
+    _, targets = corpus()
+    engine = OneVsRestSvm(1, space_of(targets))
+    state = fitted.get_extra_state()
+    engine.set_extra_state(state | {"values": torch.zeros_like(state["values"]), "bias": torch.zeros(LABELS)})
+    assert engine.rank_rows(csr_array(np.ones((1, 40), np.float32)), 4).labels.tolist() == [[0, 1, 2, 3]]
+    engine.set_extra_state(None)
+    assert engine.pending == ("fit",)
+
+
+def states_equal(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_fits_are_deterministic_for_any_number_of_workers(monkeypatch):
+    monkeypatch.setattr("heads.engines.svm.GROUP", 5)
+    counts, targets = corpus()
+    states = []
+    for workers in (1, 1, 2):
+        engine = OneVsRestSvm(1, space_of(targets), workers=workers)
+        engine.fit(TransitionContext(words=counts, targets=targets))
+        states.append(engine.get_extra_state())
+    assert all(states_equal(states[0], state) for state in states[1:])
+
+
+def test_small_weights_are_pruned(fitted):
+    counts, targets = corpus()
+    engine = OneVsRestSvm(1, space_of(targets), prune=0.2)
+    engine.fit(TransitionContext(words=counts, targets=targets))
+    whole, pruned = (part.weights.toarray() for part in (fitted, engine))
+    assert np.array_equal(pruned, np.where(np.abs(whole) >= 0.2, whole, 0))
+    assert 0 < engine.weights.nnz < fitted.weights.nnz
+    assert np.array_equal(engine.bias, fitted.bias)
+    assert np.allclose(engine.weight_norms(), np.linalg.norm(pruned, axis=0), atol=1e-6)
+
+
+def test_labels_of_no_or_all_documents():
+    counts, targets = corpus()
+    truth = targets.dense(LABELS)
+    truth[:, 3], truth[:, 5] = 1, 0
+    targets = Targets.from_lists([row.nonzero().flatten().tolist() for row in truth])
+    engine = OneVsRestSvm(1, space_of(targets))
+    engine.fit(TransitionContext(words=counts, targets=targets))
+    assert engine.bias[[3, 5]].tolist() == [1, -1]
+    assert engine.weight_norms()[[3, 5]].tolist() == [0, 0]
+    assert engine.weight_norms().isfinite().all()
+
+
+def test_out_of_fold_scores_never_see_the_document():
+    # Each document has a word of its own and a label at random: who has seen it knows the label, who has not does not.
+    random = np.random.default_rng(0)
+    size = 60
+    dense = np.concatenate([np.zeros((size, 1)), np.eye(size), np.ones((size, 1))], 1).astype(np.float32)
+    targets = Targets.from_lists([[int(label)] for label in random.integers(0, 6, size)])
+    engine = OneVsRestSvm(1, space_of(targets, 6, size + 2), min_documents=1)
+    ctx = TransitionContext(words=csr_array(dense), targets=targets)
+    engine.fit(ctx)
+    seen = engine.rank_rows(engine.tfidf.matrix(csr_array(dense)), 1).labels[:, 0]
+    before = engine.get_extra_state()
+    ranking = engine.out_of_fold(ctx, folds=3, k=4)
+    assert torch.equal(seen, targets.indices)
+    assert (ranking.labels[:, 0] == targets.indices).float().mean() < 0.5
+    assert ranking.labels.shape == ranking.scores.shape == (size, 4)
+    assert states_equal(before, engine.get_extra_state())  # it stays as it was
+    again = engine.out_of_fold(ctx, folds=3, k=4)
+    assert torch.equal(ranking.labels, again.labels)
+    assert torch.equal(ranking.scores, again.scores)
+
+
+@pytest.mark.parametrize("folds", [0, 1, 121])
+def test_invalid_folds_are_rejected(folds):
+    counts, targets = corpus()
+    with raises(UserError, folds, 120):
+        OneVsRestSvm(1, space_of(targets)).out_of_fold(TransitionContext(words=counts, targets=targets), folds, 1)
+
+
+def test_unfitted_copies_have_the_same_settings():
+    _, targets = corpus()
+    engine = OneVsRestSvm(1, space_of(targets), 0.5, 0.1, 2.0, 1, min_documents=3, sublinear=False, lead=7)
+    twin = engine.unfitted()
+    assert twin is not engine
+    assert (twin.cost, twin.prune, twin.slope, twin.workers) == (0.5, 0.1, 2.0, 1)
+    assert (twin.tfidf.min_documents, twin.tfidf.sublinear, twin.tfidf.lead) == (3, False, 7)
+
+
+def test_unseen_labels_have_no_column():
+    matrix = label_matrix(Targets.from_lists([[0, 5], [2], []]), 3)
+    assert matrix.toarray().tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 0]]
+
+
+def test_ranking_does_not_need_the_library(monkeypatch, fitted):
+    monkeypatch.setitem(sys.modules, "liblinear", None)
+    counts, targets = corpus()
+    engine = OneVsRestSvm(1, space_of(targets))
+    ctx = TransitionContext(words=counts, targets=targets)
+    for start in (lambda: engine.check_plan(["fit"]), lambda: engine.fit(ctx)):
+        with raises(UserError, "liblinear", "xmc-zoo[linear]"):
+            start()
+    engine.load_state_dict(fitted.state_dict())
+    assert engine.rank_rows(words_of(engine, counts), 2).labels.shape == (120, 2)
+
+
+@pytest.mark.parametrize("setting", [{"cost": 0}, {"prune": -1}, {"slope": 0}, {"workers": 0}, {"min_documents": 0}])
+def test_invalid_settings_are_rejected(setting):
+    _, targets = corpus()
+    ((name, value),) = setting.items()
+    with raises(UserError, f"`{name}={value}`"):
+        OneVsRestSvm(1, space_of(targets), **setting)

@@ -1,0 +1,1 @@
+"""Analysis of finished runs: comparison, significance tests, pictures and the report page."""

@@ -1,0 +1,106 @@
+"""`zoo add-labels`: add labels to a trained model, from a few documents of each."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from datamodules.prepare.readers import Format, read_documents
+from zoo.commands.output import print_summary
+from zoo.commands.predict import FirstBadRow
+from zoo.core.console import note
+from zoo.core.errors import UserError
+from zoo.training.checkpoint import check_target
+from zoo.training.tagger import load
+
+Examples = list[tuple[str, list[str]]]  # texts with their labels
+
+
+def add_labels(
+    *,
+    ckpt: str,
+    input: str,
+    out: str,
+    update: bool = False,
+    ignore_known: bool = False,
+    text_column: str = "text",
+    label_column: str = "labels",
+    id_column: str = "id",
+    label_sep: str | None = None,
+    device: str | None = None,
+) -> None:
+    """Add labels to a trained model from a few documents of each.
+
+    The model is not trained again. Labels that it does not know are added; known labels are an error unless --update
+    or --ignore_known is given.
+
+    Args:
+        ckpt: checkpoint of `zoo fit` or `zoo add-labels`.
+        input: jsonl, csv, tsv or parquet file of labelled documents, or a text file of id<TAB>labels<TAB>text; can be
+            compressed.
+        out: checkpoint to write; can be the same as --ckpt.
+        update: update known labels with their documents.
+        ignore_known: ignore known labels.
+        text_column: column of the text.
+        label_column: column of the labels: a list, or a string with separators.
+        id_column: column of the document id, which error messages mention.
+        label_sep: separator of labels within a string (default: a comma).
+        device: device such as `cpu` or `cuda` (default: a GPU if available).
+
+    Examples:
+        zoo add-labels --ckpt best.ckpt --input new_labels.jsonl --out extended.ckpt
+    """
+    start = time.perf_counter()
+    if update and ignore_known:
+        raise UserError("`update` and `ignore_known` exclude each other")
+    check_target(out)
+    examples = read_examples(Path(input), Format(text_column, label_column, id_column, label_sep))
+    tagger = load(ckpt, device)
+    known = set(tagger.names)
+    if ignore_known:
+        examples = without(examples, known, input)
+    tagger.add_labels(examples, update).save(out)
+    added, updated = len(tagger.names) - len(known), len({name for _, names in examples for name in names} & known)
+    print_summary(
+        labels=f"{added:,} added, {updated:,} updated, {len(tagger.names):,} in total",
+        documents=f"{len(examples):,}",
+        seconds=f"{time.perf_counter() - start:.1f}",
+        checkpoint=out,
+    )
+
+
+class FirstBadExample(FirstBadRow):
+    columns = "`text_column` and `label_column`"
+
+
+def read_examples(path: Path, format: Format) -> Examples:
+    """Read the documents that have labels; a note tells how many do not."""
+    examples: Examples = []
+    unlabelled = 0
+    for number, document in enumerate(read_documents(path, format, FirstBadExample()), 1):
+        if not document.labels:
+            unlabelled += 1
+        elif not document.text.strip():
+            name = f" (id {document.id!r})" if document.id else ""
+            raise UserError(f"{path}: document {number}{name} has no text: remove it")
+        else:
+            examples.append((document.text, document.labels))
+    if not examples:
+        what = f"none of the {unlabelled:,} documents has a label" if unlabelled else "no documents"
+        raise UserError(f"{path}: {what}; each new label needs at least one document")
+    if unlabelled:
+        note(f"{path}: skipped {unlabelled:,} of {unlabelled + len(examples):,} documents, which have no labels")
+    return examples
+
+
+def without(examples: Examples, known: set[str], source: str) -> Examples:
+    """Remove known labels, and the documents that have no others."""
+    kept = [(text, [name for name in names if name not in known]) for text, names in examples]
+    kept = [(text, names) for text, names in kept if names]
+    if not kept:
+        raise UserError(f"{source}: the model knows all labels already; `update` updates them with the documents")
+    if len(kept) < len(examples):
+        note(
+            f"{source}: skipped {len(examples) - len(kept):,} of {len(examples):,} documents, which have no new labels"
+        )
+    return kept

@@ -1,0 +1,99 @@
+"""`zoo list`: the classes and experiments to choose from, including those of installed plug-ins."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from zoo.commands.static_index import concrete_classes
+from zoo.commands.usage import first_sentence, page, section
+from zoo.core.console import warn
+from zoo.core.errors import UserError
+from zoo.core.shipped import shipped_experiments
+
+GROUP = "zoo.plugins"
+NAME_COLUMN = 28
+
+
+class Kind(NamedTuple):
+    """The module that offers the classes of a kind, and their base class as `module:name`."""
+
+    module: str
+    base: str
+
+
+KINDS = {
+    "heads": Kind("heads", "heads.base:Head"),
+    "losses": Kind("heads.losses", "heads.losses:Loss"),
+    "backbones": Kind("backbones", "backbones.base:Backbone"),
+    "datamodules": Kind("datamodules", "datamodules.base:TextDataModule"),
+    "callbacks": Kind("callbacks", "pytorch_lightning:Callback"),
+    "optimizers": Kind("zoo.training.optimizers", "torch.optim:Optimizer"),
+    "schedulers": Kind("callbacks", "torch.optim.lr_scheduler:LRScheduler"),
+}
+
+
+def load_plugins() -> list[ModuleType]:
+    """Import the modules that installed packages register, so that YAML can name their classes."""
+    modules = []
+    for point in entry_points(group=GROUP):
+        try:
+            modules.append(point.load())
+        except Exception as error:  # a broken plug-in must not stop a run that does not need it
+            warn(f"plug-in {point.name} cannot be loaded: {error}")
+    return modules
+
+
+def import_parts() -> list[ModuleType]:
+    """Import all classes, including those of plug-ins, so that YAML can use their short names."""
+    modules = [import_module(name) for name in dict.fromkeys(kind.module for kind in KINDS.values())]
+    for module in modules:
+        inspect.getmembers(module)  # resolves lazy names
+    return [*modules, *load_plugins()]
+
+
+def list_parts(*, experiments: str | None = None) -> None:
+    """List heads, losses, backbones, corpora and experiments.
+
+    Also lists callbacks, optimizers and learning rate schedulers, and the classes of installed plug-ins.
+
+    Args:
+        experiments: folder with experiment files (default: the experiments that ship with the zoo).
+
+    Examples:
+        zoo list
+        zoo list --experiments my_experiments/
+    """
+    if experiments is not None and not Path(experiments).is_dir():
+        raise UserError(f"`experiments={experiments}` is not a folder")
+    plugins = load_plugins()
+    found = {}
+    for title, kind in KINDS.items():
+        found[title] = {one.node.name: first_sentence(one.doc) for one in concrete_classes(*kind)}
+        for module, member in plugin_classes(plugins, kind):
+            found[title][member.__name__] = f"{first_sentence(inspect.getdoc(member))}  [{module.__name__}]"
+    files = sorted(Path(experiments).glob("*.yaml") if experiments else shipped_experiments().values())
+    found["experiments"] = {file.stem: leading_comment(file) for file in files}
+    width = shutil.get_terminal_size().columns
+    sys.stdout.write(page(*(section(title, rows, NAME_COLUMN, width) for title, rows in found.items())))
+
+
+def plugin_classes(plugins: list[ModuleType], kind: Kind) -> Iterator[tuple[ModuleType, type]]:
+    for module in plugins:
+        base = pkgutil.resolve_name(kind.base)  # plug-ins have imported torch already
+        for _, member in inspect.getmembers(module, inspect.isclass):
+            if issubclass(member, base) and not inspect.isabstract(member):
+                yield module, member
+
+
+def leading_comment(file: Path) -> str:
+    lines = file.read_text("utf8").splitlines()
+    return first_sentence(" ".join(line.lstrip("# ") for line in lines if line.startswith("#")))

@@ -1,0 +1,287 @@
+"""`zoo fit`, `zoo validate` and `zoo test`, based on LightningCLI."""
+
+from __future__ import annotations
+
+import logging
+import pkgutil
+import signal
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+
+from callbacks import KeepPredictions, LastCheckpoint, RunReport, Stage, StageAveraging, StageProgressBar, StageSchedule
+from datamodules import TextDataModule
+from zoo.commands.catalog import import_parts
+from zoo.commands.experiment import OneLineParser, resolve_files
+from zoo.commands.verbs import explain, one_line_errors
+from zoo.core.console import is_first_process, note, terminal_output, warn
+from zoo.core.errors import UserError, first_line
+from zoo.core.lightning_internals import callbacks_of
+from zoo.core.metrics import MONITOR, best_mode
+from zoo.core.run_folder import RunFolder
+from zoo.core.settings import flattened, parse_yaml
+from zoo.training.checkpoint import read_checkpoint
+from zoo.training.checkpoint_io import AtomicCheckpointIO
+from zoo.training.loggers import WandbSettings, close_run, make_loggers, run_folder
+from zoo.training.module import ZooModule
+
+TRAINER_DEFAULTS = {"use_distributed_sampler": False}  # the zoo's own sampler distributes rows over ranks
+SILENCED = (
+    "LightningCLI's args parameter",  # meant for scripts
+    "callbacks used to create the checkpoint",  # testing does not need the callbacks of training
+    "dataloader is not resumable",  # its sampler is
+    r"isinstance\(treespec, LeafSpec\)",  # deprecated in torch, used by Lightning
+    "configure_optimizers` returned `None`",  # linear models have no optimizer
+    "sync_dist=True",  # metrics are reduced before they are logged
+    "exists and is not empty",  # expected when a run is resumed
+    "smaller than the logging interval",  # expected in short stages
+)
+BEST = {"monitor": MONITOR, "mode": best_mode(MONITOR), "filename": "best", "enable_version_counter": False}
+SHARDED = ("fsdp", "deepspeed", "xla", "single_xla")  # strategies that stages do not support
+FIXABLE = (MisconfigurationException,)  # Lightning's errors that the user can fix
+HINT = " (set ZOO_TRACEBACK=1 for the traceback)"
+
+
+def as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+
+
+def check_training(config: Namespace) -> None:
+    trainer = config.trainer
+    if trainer.overfit_batches:
+        raise UserError("--trainer.overfit_batches replaces the zoo's sampler: use --data.limit_train instead")
+    if bool(config.from_stage) != bool(config.ckpt):
+        raise UserError("--from_stage NAME and --ckpt FILE need each other; to resume a run, use --ckpt_path last")
+    if config.from_stage and config.ckpt_path not in (None, "last"):
+        raise UserError("--ckpt_path resumes a run, --from_stage starts a new one: use one of them")
+    names = [stage.name for stage in config.stages or []]
+    if config.from_stage and config.from_stage not in names:
+        raise UserError(
+            f"--from_stage={config.from_stage}: unknown stage; the experiment has {', '.join(names) or 'no stages'}"
+        )
+    if config.stages and trainer.max_epochs is not None:
+        raise UserError("--trainer.max_epochs is not supported with stages: set --stages.NAME.epochs instead")
+    if config.stages and trainer.max_steps != -1:
+        raise UserError("--trainer.max_steps is not supported with stages: set --stages.NAME.epochs instead")
+    if isinstance(trainer.strategy, str) and trainer.strategy.startswith(SHARDED):
+        raise UserError(
+            f"--trainer.strategy={trainer.strategy} is not supported: stages need unsharded weights; use ddp"
+        )
+
+
+def choose_tokenizer(config: Namespace) -> None:
+    """Default to the backbone's own tokenizer; it is stored in the configuration, and so in checkpoints."""
+    data, backbone = config.data.get("init_args"), config.model.backbone
+    if not data or "tokenizer" not in data:  # a datamodule with another signature
+        return
+    own = None
+    if isinstance(backbone, Namespace):  # not a factory function
+        settings = vars(backbone.init_args) if "init_args" in backbone else {}
+        own = pkgutil.resolve_name(backbone.class_path).own_tokenizer(**settings)
+    if data.tokenizer is None:
+        data.tokenizer = own or "word"
+    elif own not in (None, data.tokenizer):
+        warn(f"--data.tokenizer={data.tokenizer} is not the tokenizer of the encoder, {own}")
+
+
+def compare_settings(before: str, now: str) -> None:
+    """Refuse to resume a run with another model; a note lists other settings that have changed."""
+    old, new = (flattened({k: parse_yaml(text)[k] for k in ("model", "data", "stages")}) for text in (before, now))
+    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    if other := [key for key in changed if key.startswith(("model.backbone", "model.head"))]:
+        raise UserError(
+            f"the run to resume has another model ({', '.join(other)}): start a new one with another --name"
+        )
+    if changed:
+        note(f"settings that have changed since the run was started: {', '.join(changed)}")
+
+
+class ZooCLI(LightningCLI):
+    """Adds the run folder, the loggers, self-contained checkpoints, and the final test."""
+
+    model: ZooModule
+    datamodule: TextDataModule
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        loaders = {"dataloaders", "train_dataloaders", "val_dataloaders"}
+        return dict.fromkeys(("fit", "validate", "test"), loaders | {"model", "datamodule", "verbose", "weights_only"})
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.link_arguments("data.space", "model.space", apply_on="instantiate")
+        parser.add_lightning_class_args(ModelCheckpoint, "best")
+        parser.set_defaults({f"best.{name}": value for name, value in BEST.items()})
+        parser.add_lightning_class_args(LastCheckpoint, "last")
+        parser.add_class_arguments(WandbSettings, "wandb")
+        parser.add_argument("--runs", type=str, default="runs", help="Folder of all runs.")
+        parser.add_argument("--name", type=str, default="", help="Name of the run (default: name of the experiment).")
+        parser.add_argument("--stages", type=list[Stage] | None, default=None, help="Stages of training, in order.")
+        parser.add_argument(
+            "--from_stage", type=str | None, default=None, help="Start at this stage, from the weights of --ckpt."
+        )
+        parser.add_argument("--ckpt", type=str | None, default=None, help="Checkpoint with the weights to start from.")
+        parser.add_argument("--final_test", type=bool, default=True, help="Test the best checkpoint after training.")
+
+    def before_instantiate_classes(self) -> None:
+        config = self.config[self.subcommand]
+        files = config.config or []
+        config.name = self.experiment = config.name or (Path(str(files[-1])).stem if files else "run")
+        if Path(config.name).name != config.name:
+            raise UserError(f"--name={config.name} must not contain a path: it is the name of a folder in --runs")
+        resume = self.subcommand == "fit" and config.ckpt_path == "last"
+        if config.ckpt_path is not None and not resume and not Path(config.ckpt_path).is_file():
+            raise UserError(f"no such checkpoint: {config.ckpt_path}")
+        if self.subcommand == "fit":
+            check_training(config)
+        choose_tokenizer(config)
+
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except (ValueError, RuntimeError) as error:
+            raise UserError(explain(error, FIXABLE) or f"invalid settings: {first_line(error)}{HINT}") from error
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Set up loggers and callbacks; runs on the built-in sample are marked in their folder, name and tables."""
+        sample = self.datamodule.is_sample
+        name = f"{self.experiment}-sample" if sample else self.experiment
+        folder = None
+        if self.subcommand == "fit":
+            config = self.config_init["fit"]
+            resume = config.ckpt_path == "last"
+            folder = run_folder(config.runs, self.experiment, sample, resume)
+            if resume:
+                config.ckpt_path = self.resume_from(folder)
+            kwargs["default_root_dir"] = folder
+            if config.stages:
+                kwargs["max_epochs"] = sum(stage.epochs for stage in config.stages)
+            kwargs["plugins"] = [AtomicCheckpointIO(), *as_list(self._get(self.config_init, "trainer").plugins)]
+            if self._get(self.config, "trainer").logger in (None, True):
+                kwargs["logger"] = make_loggers(folder, name, self._get(self.config_init, "wandb"))
+        else:
+            kwargs |= {"logger": False, "enable_checkpointing": False}
+            self._parser(self.subcommand).callback_keys.clear()
+        self.facts = {
+            "experiment": self.experiment,
+            "data": self.datamodule.corpus_name,
+            "sample": sample,
+            "seed": self._get(self.config, "seed_everything"),
+            "backbone": type(self.model.backbone).__name__,
+            "head": type(self.model.head).__name__,
+            "train_documents": self.model.space.num_documents,
+            "limit_train": self.datamodule.settings.limit_train,
+            "labels": self.model.space.num_all,
+        }
+        corpus = "the built-in sample" if sample else self.datamodule.corpus_name
+        report = RunReport(f"{self.experiment} on {corpus}", self.facts, folder)
+        keep = [KeepPredictions(folder)] if folder else []
+        self.trainer_defaults["callbacks"] = [*self.training_callbacks(), *keep, report]
+        return super().instantiate_trainer(**kwargs)
+
+    def training_callbacks(self) -> list[Callback]:
+        """Callbacks of the stages. Their order matters.
+
+        The average starts after the schedule has entered a stage, and the progress bar shows that stage. After a
+        validation the schedule stores the best weights before the average is removed from the module.
+        """
+        if self.subcommand != "fit":
+            return []
+        config, trainer = self.config_init["fit"], self._get(self.config_init, "trainer")
+        if config.from_stage:
+            self.model.start = read_checkpoint(config.ckpt)
+        own = any(isinstance(callback, ProgressBar) for callback in as_list(trainer.callbacks))
+        bar = [] if own or trainer.enable_progress_bar is False else [StageProgressBar()]
+        schedule = StageSchedule(config.stages, config.from_stage)
+        return [schedule, StageAveraging(schedule), *bar]
+
+    def resume_from(self, folder: Path) -> str | None:
+        """Latest checkpoint of a run; rows that were logged after it are removed."""
+        last, step = folder / "checkpoints" / "last.ckpt", -1
+        if last.is_file():
+            checkpoint = read_checkpoint(last)
+            epochs = {stage.name: stage.epochs for stage in self.config_init["fit"].stages or []}
+            # a final stage without epochs logs at the next step
+            transformed = epochs.get(checkpoint["callbacks"]["StageSchedule"]["name"]) == 0
+            step = checkpoint["global_step"] - (not transformed)
+        else:
+            note(f"{folder} has no checkpoint yet: the run starts from the beginning")
+        if is_first_process():
+            RunFolder(folder).drop_log_rows_after(step)
+        return str(last) if last.is_file() else None
+
+    def after_instantiate_classes(self) -> None:
+        config = self.config[self.subcommand].clone()
+        config.ckpt_path = None  # or a run with these settings would resume this one
+        self.model.config_text = self._parser(self.subcommand).dump(config, skip_none=False)
+
+    def before_fit(self) -> None:
+        if path := self.config_init["fit"].ckpt_path:
+            compare_settings(read_checkpoint(path)["zoo"]["config"], self.model.config_text or "")
+        if self.trainer.is_global_zero and self.model.config_text:
+            RunFolder(Path(self.trainer.default_root_dir)).write_config(self.model.config_text)
+            for logger in self.trainer.loggers:
+                logger.log_hyperparams(self.facts | parse_yaml(self.model.config_text))
+
+    def after_fit(self) -> None:
+        if not self._get(self.config, "final_test"):
+            return
+        if not callbacks_of(self.trainer, StageSchedule)[0].finished:
+            note("the run stopped before its last stage ended, without a final test; resume with `--ckpt_path last`")
+            return
+        best = self._get(self.config_init, "best").best_model_path or None
+        has_test = len(self.datamodule.prepared.rows("test")) > 0
+        evaluate = self.trainer.test if has_test else self.trainer.validate
+        evaluate(self.model, datamodule=self.datamodule, ckpt_path=best, verbose=False, weights_only=True)
+        note(f"run folder: {self.trainer.default_root_dir}")
+
+    def validate(self, **kwargs: Any) -> None:
+        self.trainer.validate(verbose=False, weights_only=True, **kwargs)
+
+    def test(self, **kwargs: Any) -> None:
+        self.trainer.test(verbose=False, weights_only=True, **kwargs)
+
+
+def run(argv: list[str]) -> None:
+    import_parts()
+    for message in SILENCED:
+        warnings.filterwarnings("ignore", message=f".*{message}.*")
+    lightning_log = logging.getLogger("pytorch_lightning.utilities.rank_zero")
+    lightning_log.addFilter(lambda record: "Tip:" not in record.getMessage())
+    with tempfile.TemporaryDirectory() as folder:
+        argv = resolve_files(argv, Path(folder))
+        try:
+            ZooCLI(
+                ZooModule,
+                TextDataModule,
+                subclass_mode_data=True,
+                parser_class=OneLineParser,
+                trainer_defaults=dict(TRAINER_DEFAULTS),
+                seed_everything_default=0,
+                auto_configure_optimizers=False,
+                save_config_callback=None,
+                load_from_checkpoint_support=False,
+                parser_kwargs={"prog": "zoo", "description": "Train and evaluate models."},
+                args=argv,
+            )
+        finally:
+            close_run()
+
+
+@terminal_output()
+def main(args: list[str] | None = None) -> None:
+    """Run a command of Lightning; errors that the user can fix end in one line and exit code 2."""
+    with one_line_errors(also=FIXABLE):
+        try:
+            run(list(sys.argv[1:] if args is None else args))
+        except SIGTERMException:
+            sys.stderr.write("stopped by SIGTERM; resume with `--ckpt_path last`\n")
+            raise SystemExit(128 + signal.SIGTERM) from None

@@ -1,0 +1,203 @@
+"""`zoo rerank`: re-rank the candidate labels of a trained model in favor of rare labels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
+from typing import Any, Literal, TypeVar
+
+import torch
+import yaml
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from backbones import Features
+from datamodules import Targets, TextDataModule
+from datamodules.batch import LabelSpace
+from datamodules.prepare.vocabulary import Vocabulary
+from heads import Ranking, Rerank, TransitionContext
+from zoo.commands.output import print_summary
+from zoo.core.console import note, progress_bar, warn
+from zoo.core.errors import UserError, first_line
+from zoo.core.metrics import HEADLINE_METRICS, percent
+from zoo.training.checkpoint import ORIGIN, build, build_data, check_target, read_checkpoint, save, with_settings
+from zoo.training.ranking_metrics import RankingMetrics
+from zoo.training.ranking_model import RankingModel
+
+T = TypeVar("T")
+BLOCK = 2**10  # documents that are re-ranked at a time
+
+
+def rerank(
+    *,
+    ckpt: str,
+    out: str,
+    form: Literal["propensity", "ranknet", "both"] = "propensity",
+    allowed_loss: float = 0.005,
+    gain: str = "PSP@5",
+    keep: str = "P@1",
+    exponent: float | None = None,
+    candidates: int = 100,
+    seed: int = 0,
+    device: str | None = None,
+) -> None:
+    """Re-rank a trained model's candidates in favor of rare labels.
+
+    The re-ranker is fitted on the validation documents of the model's corpus, and the printed metrics are on the same
+    documents. With `ranknet` and `both`, one half of them trains the network and the other half is for the metrics.
+
+    Args:
+        ckpt: checkpoint of `zoo fit`.
+        out: checkpoint to write; can be the same as --ckpt.
+        form: `propensity` multiplies probabilities by a power of the inverse propensity, `ranknet` trains a network
+            on the candidates' scores, `both` combines them.
+        allowed_loss: how much the metric of --keep may drop when the exponent is chosen.
+        gain: ranking metric to maximize, such as PSP@5 or nDCG@5.
+        keep: ranking metric to preserve, such as P@1.
+        exponent: exponent of the inverse propensity (default: chosen on the validation documents).
+        candidates: number of candidate labels per document.
+        seed: seed of the split of the documents and of the network.
+        device: device such as `cpu` or `cuda` (default: a GPU if available).
+
+    Examples:
+        zoo rerank --ckpt best.ckpt --out reranked.ckpt
+        zoo rerank --ckpt best.ckpt --out reranked.ckpt --allowed_loss 0.01
+    """
+    start = time.perf_counter()
+    check_target(out)
+    if form == "ranknet" and exponent is not None:
+        raise UserError(f"`exponent={exponent}` needs `form=propensity` or `form=both`")
+    powered = {"exponent": exponent, "gain": gain, "keep": keep, "allowed_loss": allowed_loss}
+    settings = {"candidates": candidates, "blocks": int(form != "propensity"), **(powered if form != "ranknet" else {})}
+    module = on_device(wrapped(ckpt, settings), device)
+    data = corpus_of(module, ckpt)
+    head, context = module.head, SingleProcess(seed=seed)
+    assert isinstance(head, Rerank)
+    ranking, targets = candidates_of(module, data)
+    measured = torch.arange(len(targets))
+    if form != "propensity":
+        measured, trained = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed)).tensor_split(2)
+        head.learn(take(ranking, trained), targets.take(trained), context)
+    base, truth = take(ranking, measured), targets.take(measured)
+    if form != "ranknet" and exponent is None:
+        head.choose(((take(base, rows), truth.take(rows)) for rows in blocks(len(truth))), context)
+    before, after = RankingMetrics(module.space), RankingMetrics(module.space)
+    for rows in blocks(len(truth)):
+        first, own = take(base, rows), truth.take(rows)
+        second = head.reranked(Ranking(first.scores.to(module.device), first.labels.to(module.device)), module.depth)
+        before.update(first.scores[:, : module.depth], first.labels[:, : module.depth], own)
+        after.update(second.scores.cpu(), second.labels.cpu(), own)
+    module.threshold = after.best_threshold()
+    save(module, out)
+    show(before, after, f"{len(truth):,} validation documents")
+    worse = [name for name in ("PSP@1", "PSP@5") if after.compute()[name] < before.compute()[name]]
+    if form != "propensity" and worse:
+        warn(
+            f"{' and '.join(worse)} dropped: the network was trained on {len(targets) - len(truth):,} documents only; "
+            "try --form=propensity"
+        )
+    print_summary(exponent=f"{head.power:g}", seconds=f"{time.perf_counter() - start:.1f}", checkpoint=out)
+
+
+def wrapped(path: str, settings: dict[str, Any]) -> RankingModel:
+    """Load a checkpoint and wrap its head in `Rerank`; the model is in evaluation mode."""
+    content = read_checkpoint(path)
+    stored = content["zoo"]
+    if not stored["config"] or not stored["tokenizer"]:
+        raise UserError(f"{path} has no configuration or vocabulary: it must be a checkpoint of `zoo fit`")
+    if added := stored["space"].get("added", 0):
+        raise UserError(
+            f"{path} has {added:,} labels added by `zoo add-labels`, which its corpus does not have: re-rank the "
+            "original checkpoint, then add the labels again"
+        )
+    config, space = yaml.safe_load(stored["config"]), LabelSpace(**stored["space"])
+    model = deepcopy(config["model"])
+    model["backbone"] = with_settings(model["backbone"], stored.get("backbone") or {})
+    base = build(model, space)
+    base.load_weights(content["state_dict"])
+    if base.head.pending:
+        raise UserError(f"{path} was saved before {base.head.pending[0]}: finish its training first")
+    inner, names = config["model"]["head"], "head."
+    if isinstance(base.head, Rerank):
+        note(f"{path} is re-ranked already: its re-ranker is replaced")
+        inner, names = inner["init_args"]["inner"], "head.inner."
+    config["model"]["head"] = {"class_path": "heads.Rerank", "init_args": {"inner": inner, **settings}}
+    config["stages"] = None  # they are for the inner head
+    module = build(model | {"head": config["model"]["head"]}, space)
+    state = {n: v for n, v in content["state_dict"].items() if not n.startswith("head.")}
+    state |= {f"head.inner.{n.removeprefix(names)}": v for n, v in content["state_dict"].items() if n.startswith(names)}
+    module.load_weights(module.weights() | state)
+    module.config_text = yaml.safe_dump(config, sort_keys=False)
+    module.origin = {key: content[key] for key in ORIGIN if key in content}
+    module.vocabulary = Vocabulary.from_text(stored["tokenizer"], stored["max_length"])
+    return module.eval()
+
+
+def on_device(module: RankingModel, device: str | None) -> RankingModel:
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return module.to(place)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"no device {place!r}: {first_line(error)}") from error
+
+
+def corpus_of(module: RankingModel, path: str) -> TextDataModule:
+    try:
+        data = build_data(yaml.safe_load(module.config_text or "")["data"])
+    except Exception as error:  # a corpus class may raise anything
+        raise UserError(f"{path}: its corpus is not available: {first_line(error)}") from error
+    if data.space.names != module.space.names:
+        raise UserError(f"{path}: the labels of {data.corpus_name} have changed since training")
+    assert module.vocabulary
+    if data.prepared.vocabulary.text != module.vocabulary.text:
+        raise UserError(f"{path}: the vocabulary of {data.corpus_name} has changed since training")
+    return data
+
+
+@torch.no_grad()
+def candidates_of(module: RankingModel, data: TextDataModule) -> tuple[Ranking, Targets]:
+    """Candidates of the inner head for all validation documents, in corpus order, and their true labels."""
+    assert isinstance(module.head, Rerank)
+    targets = data.targets("val")
+    depth = min(max(module.head.candidates, module.depth), module.space.num_labels)
+    scores, labels = torch.zeros(len(targets), depth), torch.zeros(len(targets), depth, dtype=torch.long)
+    loader = data.pass_dataloader("val")
+    with progress_bar("Ranking validation documents") as begin:
+        advance = begin(len(loader))
+        for batch in loader:
+            features: Features = module(batch.to(module.device))
+            found = module.head.inner.rank(features.float(), depth)
+            scores[batch.rows], labels[batch.rows] = found.scores.float().cpu(), found.labels.cpu()
+            advance(1)
+    return Ranking(scores, labels), targets
+
+
+def take(ranking: Ranking, rows: Tensor) -> Ranking:
+    return Ranking(ranking.scores[rows], ranking.labels[rows])
+
+
+def blocks(size: int) -> Iterator[Tensor]:
+    for first in range(0, size, BLOCK):
+        yield torch.arange(first, min(first + BLOCK, size))
+
+
+def show(before: RankingMetrics, after: RankingMetrics, title: str) -> None:
+    table = Table("in %", *HEADLINE_METRICS, title=title, title_justify="left")
+    for name, metrics in (("before", before), ("after", after)):
+        values = metrics.compute()
+        table.add_row(name, *(percent(float(values[metric])) for metric in HEADLINE_METRICS))
+    Console().print(table)
+
+
+class SingleProcess(TransitionContext):
+    """Context of stage transitions outside a trainer, with progress bars and without logging."""
+
+    def track(self, items: Iterable[T], what: str) -> Iterator[T]:
+        with progress_bar(what) as begin:
+            items = list(items)
+            advance = begin(len(items))
+            for item in items:
+                yield item
+                advance(1)

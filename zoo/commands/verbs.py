@@ -1,0 +1,151 @@
+"""Runs commands, which are typed functions, and prints errors in one line; imports nothing slow."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from inspect import Parameter, signature
+from itertools import islice
+from json import dumps
+from typing import NoReturn
+
+from zoo.core.errors import UserError
+
+HELP = {"-h", "--help"}
+MAX_MESSAGE = 400  # characters
+NOISE = re.compile(r"^\s*(Subtypes:|Given value type:|Given value:|Errors:|- Expected a <class 'NoneType'>)")
+BOOLEANS = {"true", "false", "yes", "no"}
+SECTIONS = {  # section of a run's settings, by the package that raised an error
+    "datamodules": "data",
+    "backbones": "model.backbone",
+    "heads": "model.head",
+    "losses": "model.head.loss",
+    "training": "model",
+    "callbacks": "",
+}
+PREFIXES = {name: name for name in ("data", "model", "trainer", "stages")}
+PREFIXES |= {"backbone": "model.backbone", "head": "model.head"}
+TOP_LEVEL = {"from_stage", "ckpt", "runs"}  # options of a run without a section
+SETTING = re.compile(rf"`(?:(?P<prefix>{'|'.join(PREFIXES)})(?:\.|(?==)))?(?P<name>[a-z_][\w.-]*)?(?P<value>=[^`]*)?`")
+
+
+def run_command(function: Callable[..., None], name: str, argv: list[str]) -> None:
+    """Call a typed function with arguments from the command line.
+
+    Parameters before `*` are positional, the others are options.
+    """
+    from zoo.commands.parsers import OneLine
+
+    parameters = signature(function).parameters
+    positional = [p for p in parameters.values() if p.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    args = spell_out(argv, [p.name for p in parameters.values() if p.default is False])
+    if [p.annotation for p in positional] == ["list[str]"]:
+        args = as_one_list(args)
+    parser = OneLine(prog=f"zoo {name}")
+    parser.add_function_arguments(function, as_group=False, as_positional=bool(positional))
+    given = parser.parse_args(args)
+    try:
+        function(**given.as_dict())
+    except UserError as error:
+        raise UserError(as_options(error, parameters)) from error
+
+
+def spell_out(argv: list[str], flags: Collection[str]) -> list[str]:
+    """Replace `--flag` by `--flag=true`, which the parser expects."""
+    following = [*argv, "--"][1:]
+    return [
+        f"{argument}=true" if argument.removeprefix("--") in flags and after.lower() not in BOOLEANS else argument
+        for argument, after in zip(argv, following, strict=True)
+    ]
+
+
+def as_one_list(args: list[str]) -> list[str]:
+    """Move all positional arguments to the front, as one JSON list: paths may contain commas and brackets."""
+    values, options = [], []
+    rest = iter(args)
+    for argument in rest:
+        if not argument.startswith("-"):
+            values.append(argument)
+            continue
+        options.append(argument)
+        if argument.startswith("--") and "=" not in argument:
+            options += islice(rest, 1)
+    return [*([dumps(values, ensure_ascii=False)] if values else []), *options]
+
+
+@contextmanager
+def one_line_errors(also: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """End errors that the user can fix in one line and exit code 2; `also` are further types of such errors."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped\n")
+        raise SystemExit(130) from None
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    except Exception as error:
+        if "ZOO_TRACEBACK" in os.environ or (message := explain(error, also)) is None:
+            raise
+        fail(message)
+
+
+def explain(error: BaseException | None, also: tuple[type[Exception], ...] = ()) -> str | None:
+    """One-line message of an error, or of its cause (jsonargparse wraps errors); None if the user cannot fix it."""
+    while error is not None:
+        if isinstance(error, (UserError, *also)):
+            return " ".join((as_options(error) if isinstance(error, UserError) else str(error)).split())
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            return f"the disk is full ({error.filename or 'unknown file'}): free some space and run again"
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def fail(message: str) -> NoReturn:
+    sys.stderr.write(f"error: {message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + ' ...'}\n")
+    raise SystemExit(2)
+
+
+def as_options(error: UserError, own: Collection[str] | None = None) -> str:
+    """Replace Python names in a message by options: `own` ones of a command, or those of a run.
+
+    Settings of a run get the section of the package that raised the error. Names that are not options stay.
+    """
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    raising = [module.split(".") for module in modules if not module.endswith(".errors")]  # not check_range and others
+    packages = [package for names in raising for package in names if package in SECTIONS]
+    section = ".".join(filter(None, [SECTIONS[packages[-1]], error.owner])) if packages else ""
+    if own is None and not packages:  # raised by the command line itself
+        return str(error)
+
+    def option(found: re.Match[str]) -> str:
+        prefix, name, value = found["prefix"], found["name"], found["value"] or ""
+        if own is not None:
+            return f"--{name}{value}" if (name or "").split(".")[0] in own else found[0]
+        if not prefix and name in TOP_LEVEL:
+            return f"--{name}{value}"
+        where = PREFIXES[prefix] if prefix else section
+        return f"--{'.'.join(filter(None, [where, name]))}{value}" if where else found[0]
+
+    return SETTING.sub(option, str(error))
+
+
+def condense(message: str) -> str:
+    """Shorten a jsonargparse message, which may be a page long, to one line that says what to do."""
+    lines = [line.strip(" -") for line in message.splitlines() if not NOISE.match(line)]
+    text = " ".join(line for line in lines if line and "does not validate against any" not in line.lower())
+    text = re.sub(r"\s+", " ", text).strip()
+    if found := re.search(r"dot import path string: (\S+)", text):
+        key = re.search(r'Parser key "([^"]+)"', text)
+        where = f"{key[1]}: " if key else ""
+        return f"{where}unknown class {found[1]!r}; see `zoo list`, or give a dotted path"
+    if "arguments are required" in text and ".model." in text:
+        return f"{text}; give an experiment with --config, see `zoo list`"
+    if "is not accepted" in text:
+        return f"{text}; `--print_config` shows the valid keys"
+    return text

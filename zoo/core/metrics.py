@@ -1,0 +1,174 @@
+"""Definitions of all metrics, on plain arrays; training, significance tests and reports share them.
+
+To add a metric, add an entry to `DOCUMENT_METRICS`, `CORPUS_METRICS` or `LABEL_METRICS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zoo.core.ragged import Lists
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+KS = (1, 3, 5)
+MACRO_K = 5  # candidates per document that macro-averaged metrics count
+MONITOR = "val/nDCG@5"  # default of early stopping, the best checkpoint and sweeps
+HEADLINE_METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@3", "PSP@5")  # columns of short tables
+PART_METRICS = ("P", "nDCG", "PSP", "PSnDCG", "macroF")  # logged for the parts of a head, such as experts
+THRESHOLD = 0.5  # fixed threshold of F1, reported beside the tuned one
+FEW, MEDIUM = 20, 100  # maximum number of training documents of a label in these frequency classes
+FREQUENCY_CLASSES = ("few", "medium", "many")
+COSTS = ("seconds", "parameters", "memory")  # memory in MB
+GROUP_TITLES = {  # of `label_groups`; the ranges are numbers of training documents
+    "oneshot": "one-shot, 1",
+    "rare": "rare, 1 to 3",
+    "few": f"few, up to {FEW}",
+    "medium": f"medium, {FEW + 1} to {MEDIUM}",
+    "many": f"many, over {MEDIUM}",
+    "all": "all",
+}
+
+
+@dataclass(frozen=True)
+class RankedDocuments:
+    """Documents with labels and their ranked candidates.
+
+    Args:
+        truth: distinct labels of each document, at least one.
+        found: candidate labels of each document, best first.
+        weights: inverse propensity of each label.
+    """
+
+    truth: Lists
+    found: Lists
+    weights: Floats
+
+    def __len__(self) -> int:
+        return len(self.truth.sizes)
+
+    @cached_property
+    def is_hit(self) -> Bools:
+        """Whether each candidate is a label of its document."""
+        labels = len(self.weights)
+        return np.isin(self.found.rows * labels + self.found.values, self.truth.rows * labels + self.truth.values)
+
+    @cached_property
+    def gains(self) -> Floats:
+        """Inverse propensity of each candidate."""
+        return np.asarray(self.weights[self.found.values])
+
+    @cached_property
+    def discounts(self) -> Floats:
+        """1 / log2(rank + 1) of each candidate."""
+        return discount(self.found.places)
+
+    @cached_property
+    def _best_gains(self) -> Floats:
+        """Inverse propensities of true labels, in descending order within each document."""
+        gains = self.weights[self.truth.values]
+        return np.asarray(gains[np.lexsort((-gains, self.truth.rows))])
+
+    def hits(self, k: int, weights: Floats | float = 1.0) -> Floats:
+        """Sum of `weights` over the hits among the first k candidates, (documents,)."""
+        counted = self.is_hit & (self.found.places < k)
+        return np.bincount(self.found.rows, counted * weights, len(self)).astype(float)
+
+    def best(self, k: int, discounted: bool = False) -> Floats:
+        """Largest sum of inverse propensities that k candidates can reach, (documents,)."""
+        places = self.truth.places
+        weights = discount(places) if discounted else 1.0
+        return np.bincount(self.truth.rows, self._best_gains * weights * (places < k), len(self)).astype(float)
+
+    def ideal(self, k: int) -> Floats:
+        """Largest sum of discounts that k candidates can reach, (documents,)."""
+        reached = np.concatenate([[0.0], np.cumsum(discount(np.arange(k)))])
+        return np.asarray(reached[np.minimum(self.truth.sizes, k)])
+
+
+# Averaged over documents. `R` divides by the number of true labels, `RP` by min(k, number of true labels).
+DOCUMENT_METRICS: dict[str, Callable[[RankedDocuments, int], Floats]] = {
+    "P": lambda ranked, k: ranked.hits(k) / k,
+    "nDCG": lambda ranked, k: ranked.hits(k, ranked.discounts) / ranked.ideal(k),
+    "R": lambda ranked, k: ranked.hits(k) / ranked.truth.sizes,
+    "RP": lambda ranked, k: ranked.hits(k) / np.minimum(ranked.truth.sizes, k),
+}
+
+# Numerator and denominator, summed over documents; the denominator is the best possible ranking (Jain et al. 2016).
+CORPUS_METRICS: dict[str, Callable[[RankedDocuments, int], tuple[Floats, Floats]]] = {
+    "PSP": lambda ranked, k: (ranked.hits(k, ranked.gains), ranked.best(k)),
+    "PSnDCG": lambda ranked, k: (
+        ranked.hits(k, ranked.gains * ranked.discounts) / ranked.ideal(k),
+        ranked.best(k, discounted=True) / ranked.ideal(k),
+    ),
+}
+
+RANKING_METRICS = (*DOCUMENT_METRICS, *CORPUS_METRICS)
+
+
+def f1(hits: Floats, predicted: Floats, support: Floats) -> Floats:
+    """2 hits / (predicted + support); 0 / 0 is 0."""
+    return 2 * hits / np.maximum(predicted + support, 1)
+
+
+# Averaged over labels. A label was predicted `predicted` times, `hits` of them correctly; `support` documents have it.
+LABEL_METRICS: dict[str, Callable[[Floats, Floats, Floats], Floats]] = {
+    "P": lambda hits, predicted, support: hits / np.maximum(predicted, 1),
+    "R": lambda hits, predicted, support: hits / np.maximum(support, 1),
+    "F": f1,
+}
+
+
+def discount(places: NDArray[np.int64]) -> Floats:
+    return np.asarray(1 / np.log2(places + 2.0))
+
+
+def frequency_class(documents: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Index in `FREQUENCY_CLASSES` by the number of training documents."""
+    return np.searchsorted([FEW, MEDIUM], documents)
+
+
+def label_groups(documents: NDArray[np.int64]) -> dict[str, Bools]:
+    """Masks of the label groups that macro averages are reported for, by the number of training documents."""
+    classes = frequency_class(documents)
+    return {
+        "all": np.ones(len(documents), bool),
+        "oneshot": documents == 1,
+        "rare": (documents >= 1) & (documents <= 3),
+        **{name: classes == i for i, name in enumerate(FREQUENCY_CLASSES)},
+    }
+
+
+def is_count(column: str) -> bool:
+    """Whether the column is the size of a label group."""
+    return "labels/" in column
+
+
+def is_threshold(column: str) -> bool:
+    return column.rpartition("/")[2] == "threshold"
+
+
+def is_fraction(column: str) -> bool:
+    """Whether the column is a metric in [0, 1], shown in %. Costs are not metrics."""
+    return not is_count(column) and not is_threshold(column) and column not in COSTS
+
+
+def is_better_when_higher(column: str) -> bool:
+    """True for all metrics; False for costs, and for columns of training, which are losses."""
+    return is_fraction(column) and not column.startswith("train/")
+
+
+def best_mode(column: str) -> Literal["max", "min"]:
+    """Direction of improvement, as checkpoints and early stopping want it."""
+    return "max" if is_better_when_higher(column) else "min"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.2f}"

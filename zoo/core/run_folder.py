@@ -1,0 +1,310 @@
+"""The run folder: names, readers and writers of its files. Imports no torch."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zipfile import is_zipfile
+
+import numpy as np
+
+from zoo.core.console import note
+from zoo.core.errors import UserError, first_line
+from zoo.core.files import atomic_write
+from zoo.core.metrics import COSTS
+from zoo.core.settings import flattened, parse_yaml
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CONFIG = "config.yaml"
+RESULTS = "metrics.json"  # written last; a run without it is unfinished
+LOG = "metrics.csv"
+PREDICTIONS = "predictions.parquet"
+LABELS = "labels.parquet"
+EVIDENCE = "evidence.npz"
+CHECKPOINTS = "checkpoints"
+NO_RUNS_INSIDE = {CHECKPOINTS, "wandb"}
+FACTS = ("data", "experiment", "head", "backbone", "seed", "split", "run")  # keys that runs can be grouped by
+
+
+class RunFolder:
+    """A run folder; missing or unreadable files count as empty.
+
+    Args:
+        path: the folder.
+        facts: `metrics.json` without the metrics: experiment, data, seed, seconds, ...
+        metrics: metrics in [0, 1] by name, and sizes of label groups.
+    """
+
+    def __init__(
+        self, path: Path, facts: dict[str, Any] | None = None, metrics: dict[str, float] | None = None
+    ) -> None:
+        self.path, self.facts, self.metrics = path, facts or {}, metrics or {}
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @classmethod
+    def read(cls, path: Path) -> RunFolder:
+        """Read a finished run; raises ValueError if `metrics.json` is missing or invalid."""
+        file = path / RESULTS
+        if not file.is_file():
+            raise ValueError(f"unfinished, it has no {RESULTS}")
+        try:
+            facts = json.loads(file.read_text("utf8"))
+        except ValueError as error:
+            raise ValueError(f"{RESULTS} is not valid JSON: {first_line(error)}") from error
+        metrics = facts.pop("metrics", None) if isinstance(facts, dict) else None
+        if not isinstance(metrics, dict) or not metrics:
+            raise ValueError(f"{RESULTS} has no metrics")
+        for name, value in metrics.items():
+            if not is_number(value):
+                raise ValueError(f"{RESULTS}: {name} is {value!r}, not a number")
+        return cls(path, facts, {name: float(value) for name, value in metrics.items()})
+
+    @property
+    def is_finished(self) -> bool:
+        return (self.path / RESULTS).is_file()
+
+    @property
+    def last_checkpoint(self) -> Path:
+        return self.path / CHECKPOINTS / "last.ckpt"
+
+    @property
+    def name(self) -> str:
+        """Experiment and start time, unique on a machine."""
+        return f"{self.experiment}/{self.path.name}"
+
+    @property
+    def experiment(self) -> str:
+        return str(self.facts.get("experiment") or self.path.resolve().parent.name)
+
+    @property
+    def limit_train(self) -> int | None:
+        """Maximum number of training documents, if the run had one."""
+        limit = self.facts.get("limit_train")
+        return limit if isinstance(limit, int) else None
+
+    @property
+    def is_validation(self) -> bool:
+        """Whether the metrics are of validation documents, for a corpus without test documents."""
+        return self.facts.get("split") == "val"
+
+    @property
+    def corpus(self) -> str:
+        return "sample" if self.facts.get("sample") else str(self.facts.get("data") or "unknown data")
+
+    @property
+    def data(self) -> str:
+        """Corpus, size and split; only runs with the same value are comparable."""
+        generated = self.facts.get("train_documents") if self.facts.get("sample") else None  # samples vary in size
+        size = generated if isinstance(generated, int) else self.limit_train
+        part = f", {size:,} documents" if size else ""
+        return f"{self.corpus}{part}{', validation' if self.is_validation else ''}"
+
+    def fact(self, key: str) -> Any:
+        """Value of one of FACTS."""
+        if key in ("data", "experiment"):
+            return getattr(self, key)
+        return str(self.path) if key == "run" else self.facts.get(key, "")
+
+    def value(self, column: str) -> float | None:
+        """A metric or one of COSTS; None if the run does not have it."""
+        if column not in COSTS:
+            return self.metrics.get(column)
+        found: Any = self.facts.get(column)
+        if column == "memory" and isinstance(peak := self.facts.get("peak_memory_mb"), dict):
+            found = peak.get("gpu", peak.get("host"))
+        return float(found) if is_number(found) else None
+
+    def write_results(self, facts: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        self.facts, self.metrics = dict(facts), dict(metrics)
+        self._write_text(RESULTS, json.dumps(self.facts | {"metrics": self.metrics}, indent=2) + "\n")
+
+    @cached_property
+    def config_text(self) -> str:
+        try:
+            return (self.path / CONFIG).read_text("utf8")
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError) as error:
+            self._note_unreadable(CONFIG, error)
+            return ""
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        try:
+            content = parse_yaml(self.config_text) or {}
+            if not isinstance(content, dict):
+                raise ValueError("it has no sections")
+            return content
+        except ValueError as error:
+            self._note_unreadable(CONFIG, error)
+            return {}
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Settings by dotted keys, as in overrides."""
+        return flattened(self.config) if self.config else {}
+
+    @property
+    def stages(self) -> list[dict[str, Any]]:
+        """Training stages of the configuration."""
+        stages = self.config.get("stages")
+        return [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+
+    def write_config(self, text: str) -> None:
+        self._write_text(CONFIG, text)
+
+    @property
+    def log_rows(self) -> list[dict[str, str]]:
+        """Rows of `metrics.csv`; not cached, as the run may still be writing."""
+        return read_log(self.path / LOG)[1]
+
+    def validations(self, metric: str) -> list[tuple[int, float]]:
+        """Stage and value of each finite validation result, in order."""
+        stage, found = 0, []
+        for row in self.log_rows:
+            if entered := row.get("stage"):
+                stage = int(float(entered))
+            value = float(row.get(metric) or math.nan)
+            if math.isfinite(value):
+                found.append((stage, value))
+        return found
+
+    def drop_log_rows_after(self, step: int) -> None:
+        """Remove rows that a killed run has logged after the checkpoint that it resumes from."""
+        columns, rows = read_log(self.path / LOG)
+        if columns:
+            tests = [name for name in columns if name.startswith("test/")]  # logged again at the end of the run
+            kept = [row for row in rows if float(row["step"]) <= step and not any(row[name] for name in tests)]
+            write_log(self.path / LOG, columns, kept)
+
+    @cached_property
+    def predictions(self) -> pa.Table | None:
+        """One row for each test document: row, id, truth, labels, scores."""
+        return self._read_table(PREDICTIONS, ("row", "id", "truth", "labels", "scores"))
+
+    @cached_property
+    def labels(self) -> pa.Table | None:
+        """One row for each label index in `predictions`: label, text, documents, weight, known."""
+        return self._read_table(LABELS, ("label", "text", "documents", "weight"))
+
+    @property
+    def label_names(self) -> list[str]:
+        """Names by label index; labels without training documents come last."""
+        return [] if self.labels is None else list(self.labels["label"].to_pylist())
+
+    @property
+    def label_texts(self) -> list[str]:
+        """Descriptions by label index, "" if there is none."""
+        return [] if self.labels is None else list(self.labels["text"].to_pylist())
+
+    @property
+    def label_documents(self) -> np.ndarray:
+        """Number of training documents of each label."""
+        return np.zeros(0, dtype=np.int64) if self.labels is None else np.asarray(self.labels["documents"].to_numpy())
+
+    def write_predictions(self, predictions: pa.Table, labels: pa.Table) -> None:
+        import pyarrow.parquet as pq
+
+        for name, table in ((PREDICTIONS, predictions), (LABELS, labels)):
+            with atomic_write(self.path / name) as temporary:
+                pq.write_table(table, temporary, compression="zstd")
+
+    def read_evidence(self) -> dict[str, np.ndarray] | None:
+        """Arrays of `evidence.npz`; `zoo.analysis.evidence` interprets them."""
+        file = self.path / EVIDENCE
+        if not file.is_file():
+            return None
+        try:
+            if not is_zipfile(file):
+                raise ValueError("not a complete npz file")
+            with np.load(file, allow_pickle=False) as stored:
+                return {name: stored[name] for name in stored.files}
+        except Exception as error:  # of zip, zlib or numpy
+            self._note_unreadable(EVIDENCE, error)
+            return None
+
+    def write_evidence(self, arrays: Mapping[str, np.ndarray]) -> None:
+        with atomic_write(self.path / EVIDENCE) as temporary:
+            np.savez_compressed(temporary, allow_pickle=False, **arrays)
+
+    def _read_table(self, name: str, columns: Sequence[str]) -> pa.Table | None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            table = pq.read_table(self.path / name)
+            if missing := [column for column in columns if column not in table.column_names]:
+                raise OSError(f"it has no column {', '.join(missing)}")
+            return table
+        except FileNotFoundError:
+            return None
+        except (OSError, pa.ArrowException) as error:
+            self._note_unreadable(name, error)
+            return None
+
+    def _note_unreadable(self, name: str, error: Exception) -> None:
+        note(f"{self.path}: {name} cannot be read ({first_line(error)}) and is ignored")
+
+    def _write_text(self, name: str, text: str) -> None:
+        with atomic_write(self.path / name) as temporary:
+            temporary.write_text(text, "utf8")
+
+
+def read_runs(paths: Sequence[str | Path]) -> list[RunFolder]:
+    """Read the finished runs in these folders and below, without duplicates; a note names those that are skipped."""
+    runs: dict[Path, RunFolder] = {}
+    for path in map(Path, paths):
+        if not path.is_dir():
+            what = "is a file: give the run folder that it is in" if path.exists() else "does not exist"
+            raise UserError(f"{path} {what}")
+        found = list(run_folders(path))
+        if not found:
+            note(f"{path}: no run folders in it")
+        for folder in found:
+            resolved = folder.resolve()
+            if resolved in runs:
+                continue
+            try:
+                runs[resolved] = RunFolder.read(folder)
+            except (OSError, ValueError) as error:
+                note(f"skipping {folder}: {first_line(error)}")
+    if not runs:
+        raise UserError(f"no finished run in {', '.join(map(str, paths))}: a run ends by writing {RESULTS}")
+    return list(runs.values())
+
+
+def run_folders(path: Path) -> Iterator[Path]:
+    """Find run folders: this folder and those below it, sorted by name."""
+    for folder, inside, files in os.walk(path):
+        inside[:] = sorted(set(inside) - NO_RUNS_INSIDE)
+        if CONFIG in files or RESULTS in files:
+            yield Path(folder)
+
+
+def read_log(file: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Read the columns and the complete rows of a CSV file; a killed process may leave an incomplete last line."""
+    text = file.read_text("utf8", errors="replace") if file.is_file() else ""
+    reader = csv.DictReader(text.split("\n")[:-1])
+    rows = [row for row in reader if None not in row and None not in row.values()]
+    return list(reader.fieldnames or []), rows
+
+
+def write_log(file: Path, columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> None:
+    with atomic_write(file) as temporary, temporary.open("w", encoding="utf8", newline="") as out:
+        writer = csv.DictWriter(out, fieldnames=columns)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

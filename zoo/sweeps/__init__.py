@@ -1,0 +1,1 @@
+"""Hyper-parameter sweeps: axes, Optuna trials, and `zoo fit` child processes."""

@@ -1,0 +1,1 @@
+"""The LightningModule, metrics, optimizers, checkpoints, loggers and inference."""

@@ -1,0 +1,99 @@
+"""A backbone with a head on top, and prediction without Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from backbones.base import Backbone, Features
+from datamodules.batch import Batch, LabelSpace
+from datamodules.prepare.vocabulary import Vocabulary
+from heads.base import Head, Ranking
+from zoo.core.errors import UserError
+
+MakeBackbone = Callable[[LabelSpace], Backbone]
+MakeHead = Callable[[int, LabelSpace], Head]
+THRESHOLDS = ("val_metrics.tuned_threshold", "test_metrics.tuned_threshold")  # in the state dict of a `ZooModule`
+
+
+class BackboneWithHead(nn.Module):
+    """What training (`ZooModule`) and prediction (`RankingModel`) share.
+
+    A checkpoint stores `config_text`, `space` and `vocabulary` beside the weights, so that the file alone is enough to
+    rebuild the model.
+    """
+
+    def __init__(self, space: LabelSpace, backbone: MakeBackbone, head: MakeHead, depth: int) -> None:
+        super().__init__()
+        self.space, self.depth = space, depth
+        self.backbone = backbone(space)
+        self.head = head(self.backbone.dim, space)
+        check_pair(self.backbone, self.head)
+        self.config_text: str | None = None
+        self.vocabulary: Vocabulary | None = None
+
+    def forward(self, batch: Batch) -> Features:
+        features: Features = self.backbone(batch)
+        return replace(features, batch=batch)
+
+    def rank(self, batch: Batch, k: int) -> Ranking:
+        """Return the k best labels of each document."""
+        return self.head.rank(self(batch), k)
+
+    def stored_parts(self) -> dict[str, Any]:
+        """Return the `zoo` entry of a checkpoint: plain values only, for `torch.load(weights_only=True)`."""
+        return {
+            "config": self.config_text,
+            "backbone": self.backbone.self_contained(),
+            "space": dict(vars(self.space)),
+            "tokenizer": self.vocabulary.text if self.vocabulary else None,
+            "max_length": self.vocabulary.max_length if self.vocabulary else None,
+        }
+
+
+class RankingModel(BackboneWithHead):
+    """Ranks the labels of a batch of documents; needs no trainer.
+
+    Args:
+        space: facts of the corpus.
+        backbone: encoder of documents.
+        head: scores labels.
+        depth: number of labels of a document that are ranked for metrics.
+    """
+
+    def __init__(self, space: LabelSpace, backbone: MakeBackbone, head: MakeHead, depth: int = 100) -> None:
+        super().__init__(space, backbone, head, depth)
+        self.threshold = 0.5
+        self.origin: dict[str, Any] = {}  # entries of the checkpoint that say when it was written
+
+    @property
+    def device(self) -> torch.device:
+        tensor = next(chain(self.parameters(), self.buffers()), None)
+        return torch.device("cpu") if tensor is None else tensor.device
+
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        """Load the state dict of a `ZooModule`."""
+        self.load_state_dict({name: value for name, value in weights.items() if name not in THRESHOLDS})
+        self.threshold = float(weights[THRESHOLDS[-1]])
+
+    def weights(self) -> dict[str, Any]:
+        """Return the state dict of the `ZooModule` with the same backbone and head."""
+        threshold = torch.tensor(self.threshold, dtype=torch.float64)
+        return self.state_dict() | {name: threshold.clone() for name in THRESHOLDS}
+
+
+def check_pair(backbone: Backbone, head: Head) -> None:
+    """Refuse a head that needs more than the backbone provides."""
+    reader, encoder = type(head).__name__, type(backbone).__name__
+    if head.needs_tokens and not backbone.has_tokens:
+        raise UserError(f"{reader} reads token states and {encoder} has none: choose another `model.backbone`")
+    if head.needs_layers > backbone.num_layers:
+        raise UserError(
+            f"{reader} reads {head.needs_layers} layers and {encoder} has {backbone.num_layers}: "
+            "let it read fewer, or choose another `model.backbone`"
+        )
