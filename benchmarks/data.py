@@ -1,18 +1,19 @@
-"""What it costs to prepare a corpus: documents per second beside other libraries, and memory by number of documents.
+"""Cost of preparing a corpus: throughput compared with other libraries, and memory by corpus size.
 
     python benchmarks/data.py speed --peer PYTHON_WITH_LIBMULTILABEL --rounds 3
     python benchmarks/data.py memory --sizes 10000 100000 1200000
 
-`speed` takes EURLEX57K from jsonl.gz to ready batches: fingerprint, reading, vocabulary, tokens, cache, and one pass
-over all training batches. Beside it, in turn, each in a process of its own and without what it takes to import:
+`speed` measures EURLEX57K from jsonl.gz to batches: fingerprint, reading, vocabulary, tokenization, cache, and one pass
+over all training batches. It alternates with two other libraries, each in its own process, without import times:
 
-- LibMultiLabel's loading for networks, from its own text format, with the same pass; words on both sides.
-- `datasets`, `map(batched=True)` with a fast tokenizer: tokens alone, no pass; the same tokenizer on both sides.
+- LibMultiLabel's data loading for networks, from its own text format, with the same pass; both use words.
+- `datasets` with `map(batched=True)`: tokenization only, without a pass; both use the same fast tokenizer.
 
-Peers are measured with and without worker processes, and their best counts. Seconds of computing stand beside those of
-the clock, for other work on the machine stretches these alone. All caches are new in each round. `memory`
-is the peak of anonymous memory while a generated corpus is prepared and while a model trains on it for some steps;
-pages of mapped files, which the system takes back when it needs them, do not count. The last line is JSON.
+The other libraries are measured with and without worker processes; their best result counts. CPU time is reported too,
+since other processes on the machine affect it less than wall-clock time. Every round starts with empty caches.
+
+`memory` measures peak anonymous memory while a generated corpus is prepared, and while a model is trained on it for
+some steps. Pages of memory-mapped files are not counted, since the system can reclaim them. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from datamodules.text import files_in
+from datamodules.corpora.text_files import files_in
 
-PEER = Path(__file__).with_name("data_peer.py")
-SIDE = Path(__file__).with_name("data_side.py")
+LIBMULTILABEL = Path(__file__).with_name("data_libmultilabel.py")
+MEASUREMENTS = Path(__file__).with_name("data_measurements.py")
 PEERS = ["libmultilabel", "datasets"]
-WORKERS = (0, 2)  # of the peers
+WORKERS = (0, 2)  # worker processes of the other libraries
 
 
 def copy_corpus(folder: Path, documents: int | None) -> int:
-    """EURLEX57K in a folder, or so many documents of each split; returns how many there are."""
+    """Copy EURLEX57K, or its first documents of each split, to a folder; return the number of documents."""
     size = 0
     for split, path in files_in(Path(os.environ["ZOO_DATA"]) / "eurlex57k").items():
         with gzip.open(path, "rb") as source, gzip.open(folder / f"{split}.jsonl.gz", "wb") as sink:
@@ -48,7 +49,7 @@ def copy_corpus(folder: Path, documents: int | None) -> int:
 
 
 def write_for_peer(folder: Path) -> None:
-    """As lines of labels, a tab and the text, without the tabs and line breaks that the text has."""
+    """Convert the corpus to LibMultiLabel's format, lines of labels<TAB>text."""
     for path in folder.glob("*.jsonl.gz"):
         with (
             gzip.open(path, "rt", encoding="utf8") as source,
@@ -60,7 +61,7 @@ def write_for_peer(folder: Path) -> None:
 
 
 def train_tokenizer(folder: Path) -> None:
-    """A tokenizer like BERT's, learned from the first training documents."""
+    """Train a WordPiece tokenizer on the first training documents."""
     from tokenizers import BertWordPieceTokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -74,7 +75,7 @@ def train_tokenizer(folder: Path) -> None:
 
 
 def measured(*command: str | Path, **environment: str) -> Any:
-    """The JSON that a process writes last; its caches are new."""
+    """Run a command with empty caches, and return the JSON of its last line."""
     with tempfile.TemporaryDirectory() as cache:
         variables = os.environ | {"HF_DATASETS_CACHE": cache, "ZOO_CACHE": cache} | environment
         done = subprocess.run([*map(str, command)], env=variables, stdout=subprocess.PIPE, text=True, check=True)
@@ -82,19 +83,19 @@ def measured(*command: str | Path, **environment: str) -> Any:
 
 
 def one_round(folder: Path, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of the clock and of computing, by what was done."""
+    """Wall-clock and CPU seconds of every task."""
     runs: dict[str, list[float]] = {}
     if "libmultilabel" in options.against:
-        runs["zoo, words"] = measured(sys.executable, SIDE, "zoo", folder, "word")["all"]
+        runs["zoo, words"] = measured(sys.executable, MEASUREMENTS, "zoo", folder, "word")["all"]
         for workers in WORKERS:
-            side = measured(options.peer, PEER, folder, str(workers))
+            side = measured(options.peer, LIBMULTILABEL, folder, str(workers))
             runs[f"LibMultiLabel, {workers} workers"] = side["all"]
     if "datasets" in options.against:
         tokenizer = folder / "tokenizer"
-        runs["zoo, tokenizer"] = measured(sys.executable, SIDE, "zoo", folder, tokenizer)["all"]
+        runs["zoo, tokenizer"] = measured(sys.executable, MEASUREMENTS, "zoo", folder, tokenizer)["all"]
         for workers in WORKERS:
             parallel = {"TOKENIZERS_PARALLELISM": "false" if workers else "true"}
-            side = measured(sys.executable, SIDE, "datasets", folder, tokenizer, str(workers), **parallel)
+            side = measured(sys.executable, MEASUREMENTS, "datasets", folder, tokenizer, str(workers), **parallel)
             runs[f"datasets, map alone, {workers} workers"] = side["map"]
             runs[f"datasets, {workers} workers"] = side["all"]
     return runs
@@ -118,7 +119,7 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
 
     return {
         "documents": documents,
-        "seconds of the clock, of computing": {who: [round(s, 2) for s in each] for who, each in best.items()},
+        "wall-clock seconds, CPU seconds": {who: [round(s, 2) for s in each] for who, each in best.items()},
         "documents per second": {who: round(documents / seconds[0]) for who, seconds in best.items()},
         "times as fast as LibMultiLabel": ratios("zoo, words", "LibMultiLabel"),
         "times as fast as datasets, map alone": ratios("zoo, tokenizer", "datasets, map alone"),
@@ -130,8 +131,8 @@ def memory(options: argparse.Namespace) -> list[Any]:
     results = []
     for size in options.sizes:
         with tempfile.TemporaryDirectory() as folder:
-            subprocess.run([sys.executable, SIDE, "generate", folder, str(size)], check=True)
-            results.append(measured(sys.executable, SIDE, "memory", folder, str(options.steps)))
+            subprocess.run([sys.executable, MEASUREMENTS, "generate", folder, str(size)], check=True)
+            results.append(measured(sys.executable, MEASUREMENTS, "memory", folder, str(options.steps)))
             print(results[-1], flush=True)
     return results
 
@@ -139,16 +140,16 @@ def memory(options: argparse.Namespace) -> list[Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
-    one = verbs.add_parser("speed")
-    one.add_argument("--peer", default=sys.executable, help="a Python that has libmultilabel[nn]")
-    one.add_argument("--against", nargs="+", choices=PEERS, default=PEERS)
-    one.add_argument("--rounds", type=int, default=3)
-    one.add_argument("--documents", type=int, help="so many of each split; all by default")
-    one.set_defaults(run=speed)
-    other = verbs.add_parser("memory")
-    other.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_200_000])
-    other.add_argument("--steps", type=int, default=300, help="of training")
-    other.set_defaults(run=memory)
+    for_speed = verbs.add_parser("speed")
+    for_speed.add_argument("--peer", default=sys.executable, help="Python interpreter with libmultilabel[nn]")
+    for_speed.add_argument("--against", nargs="+", choices=PEERS, default=PEERS)
+    for_speed.add_argument("--rounds", type=int, default=3)
+    for_speed.add_argument("--documents", type=int, help="maximum number of documents of each split")
+    for_speed.set_defaults(run=speed)
+    for_memory = verbs.add_parser("memory")
+    for_memory.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_200_000])
+    for_memory.add_argument("--steps", type=int, default=300, help="number of training steps")
+    for_memory.set_defaults(run=memory)
     options = parser.parse_args()
     print(json.dumps(options.run(options)))
 

@@ -1,9 +1,9 @@
-"""The tables of docs/httn.md: Joint, imprinting, HTTN with and without its parts, EHTTN.
+"""The tables of docs/results/httn.md: Joint, imprinting, HTTN with and without its parts, EHTTN.
 
     python benchmarks/httn.py reuters --seeds 0 1 2 --jobs 2 --out runs/httn_table
     python benchmarks/httn.py eurlex --epochs 5 --jobs 2 --out runs/httn_table
 
-All variants of a seed start from one and the same trained head stage. Started again, it repeats only what is missing.
+All variants with the same seed share the trained head stage. Finished runs are skipped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from jobs import cell, fit, markdown, results, side_by_side
+from jobs import cell, fit, markdown, results, run_parallel
 
 UNTUNED = ("--stages.finetune.epochs=0",)
 ATTENTION = ("--model.head.attention=true",)
@@ -53,11 +53,11 @@ def train(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
         )
 
     methods = {"joint": "main", "httn": "head"}
-    side_by_side(
+    run_parallel(
         (partial(base, method, stage, s) for s in options.seeds for method, stage in methods.items()), options.jobs
     )
     table["Joint"] = [results(base("joint", "main", seed)) for seed in options.seeds]
-    folders = side_by_side((partial(variant, name, seed) for name in VARIANTS for seed in options.seeds), options.jobs)
+    folders = run_parallel((partial(variant, name, seed) for name in VARIANTS for seed in options.seeds), options.jobs)
     for i, name in enumerate(VARIANTS):
         table[name] = [results(folder) for folder in folders[i * len(options.seeds) :][: len(options.seeds)]]
     return table
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("corpus", choices=["reuters", "eurlex"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--epochs", type=int, help="epochs of Joint and of the head stage")
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each with one thread")
+    parser.add_argument("--jobs", type=int, default=1, help="number of parallel runs, each with one thread")
     parser.add_argument("--out", default="runs/httn_table")
     options, options.extra = parser.parse_known_args()
     table = train(options)

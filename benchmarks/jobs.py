@@ -1,4 +1,4 @@
-"""Runs of `zoo fit` for the tables in the docs: side by side, those that are done skipped, cut ones continued."""
+"""Parallel runs of `zoo fit` for the tables of the docs; finished runs are skipped, interrupted ones are resumed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def fit(runs: Path, name: str, *args: str, threads: int = 1) -> Path:
-    """Folder of the finished run `name`; trains it unless that has been done."""
+    """Train the run `name` unless it is finished, and return its folder."""
     if not (folder := finished(runs, name)):
         log = runs / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -34,20 +34,20 @@ def finished(runs: Path, name: str) -> Path | None:
     return folders[-1] if folders else None
 
 
-def side_by_side(tasks: Iterable[Callable[[], Any]], jobs: int) -> list[Any]:
+def run_parallel(tasks: Iterable[Callable[[], Any]], jobs: int) -> list[Any]:
     with ThreadPoolExecutor(jobs) as pool:
         return [future.result() for future in [pool.submit(task) for task in tasks]]
 
 
 def results(folder: Path) -> dict[str, float]:
-    """Metrics in per cent, and the training seconds."""
+    """Read the metrics of a run in per cent, and its training time."""
     content = json.loads((folder / "metrics.json").read_text())
     metrics = content["metrics"].items()
     return {k: v if k.startswith("labels/") else 100 * v for k, v in metrics} | {"seconds": content["seconds"]}
 
 
 def cell(values: Sequence[float], digits: int = 2) -> str:
-    """Mean, and standard deviation where there are several."""
+    """Format the mean, with the standard deviation if there are several values."""
     text = f"{statistics.mean(values):,.{digits}f}"
     return f"{text} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else text
 

@@ -1,11 +1,11 @@
-"""Seconds and peak memory of label attention, forward and backward: the zoo's blocks, the plain form, LibMultiLabel's.
+"""Time and peak memory of label attention, forward and backward: the zoo's blocks, plain PyTorch, LibMultiLabel.
 
     python benchmarks/label_attention.py [--peer PYTHON] [--labels L] [--only zoo] [--rounds R]
 
-`--peer` is the interpreter of another environment with `pip install libmultilabel`. What follows the attention is
-`mlp` (AttentionXML's shared layers), `project` (LSFA's shared ReLU layer and a vector for each label) or `linear` (a
-vector for each label). Each measurement is a process of its own with the same inputs, and all forms take turns. Memory
-is what a process takes at its peak beyond its inputs and parameters; the gradients of both are in it.
+`--peer` is the interpreter of another environment with `pip install libmultilabel`. The attention is followed by `mlp`
+(AttentionXML's shared layers), `project` (LSFA's shared ReLU layer and one vector per label) or `linear` (one vector
+per label). Measurements alternate between the forms, each in its own process and with the same inputs. Memory is the
+peak of the process minus inputs and parameters; their gradients are included.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def bce(logits: Tensor, truth: Tensor) -> Tensor:
 
 
 def measure(options: Any) -> None:
-    """In a process of its own: the best of some steps, and the most memory that they took."""
+    """Measure the fastest step and the peak memory of this process."""
     torch.manual_seed(0)
     targets = [[(37 * row + 101 * i) % options.labels for i in range(5)] for row in range(options.documents)]
     step = FORMS[options.form](options, targets)
@@ -141,13 +141,13 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--labels", type=int, default=3956)
     parser.add_argument(
-        "--sharpness", type=float, default=1.0, help="factor of token states: large ones make sharp attention"
+        "--sharpness", type=float, default=1.0, help="factor of the token states; large values give sharp attention"
     )
-    parser.add_argument("--steps", type=int, default=3, help="in a process; the fastest counts")
+    parser.add_argument("--steps", type=int, default=3, help="steps per process; the fastest counts")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--afters", nargs="+", default=list(WIDTHS), choices=WIDTHS)
     parser.add_argument("--only", nargs="+", choices=FORMS)
-    parser.add_argument("--peer", help="interpreter of an environment with libmultilabel")
+    parser.add_argument("--peer", help="Python interpreter with libmultilabel")
     parser.add_argument("--form", choices=FORMS, help=argparse.SUPPRESS)
     parser.add_argument("--after", choices=WIDTHS, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Tables and the picture of what `label_scale.py` has measured."""
+"""Tables and plot of the results of `label_scale.py`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 from jobs import markdown
 
 HEADS = ("PLT", "LightXML", "AttentionXML", "Linear")
-COLOURS = {  # Okabe and Ito's
+COLOURS = {  # colour-blind safe palette of Okabe and Ito
     "PLT": "#0072B2",
     "LightXML": "#56B4E9",
     "AttentionXML": "#D55E00",
     "Linear": "#009E73",
     "encoder": "#666666",
 }
-Row = dict[str, Any]
+Result = dict[str, Any]
 
 
-def stored(options: Any) -> dict[tuple[str, int], Row]:
+def read_results(options: Any) -> dict[tuple[str, int], Result]:
     file = Path(options.out) / "results.jsonl"
     rows = [json.loads(line) for line in file.read_text("utf8").splitlines()] if file.is_file() else []
     return {(row["what"], row["labels"]): row for row in rows}
 
 
-def of_heads(rows: dict[tuple[str, int], Row]) -> list[Row]:
+def head_results(rows: dict[tuple[str, int], Result]) -> list[Result]:
     return [
         rows[key]
         for key in sorted(rows, key=lambda key: (HEADS.index(key[0]) if key[0] in HEADS else -1, key[1]))
@@ -37,11 +37,11 @@ def of_heads(rows: dict[tuple[str, int], Row]) -> list[Row]:
 
 
 def tables(options: Any) -> str:
-    rows = stored(options)
+    rows = read_results(options)
     header = ["head", "labels", "candidates", "step, ms", "encoder", "head", "clipping and update"]
-    header += ["step with all labels", "peak GB", "ranking, ms a document", "alone, ms", "load"]
+    header += ["step with all labels", "peak GB", "ranking, ms per document", "single document, ms", "load"]
     lines = []
-    for row in of_heads(rows):
+    for row in head_results(rows):
         step = row["step"]
         numbers = [step["ms"], step["encoder"], step["head"], step["clipping"] + step["optimizer"]]
         numbers += [row["step_all"]["ms"]]
@@ -52,7 +52,7 @@ def tables(options: Any) -> str:
     return "\n\n".join(parts)
 
 
-def tree_table(rows: dict[tuple[str, int], Row]) -> tuple[list[str], list[list[str]]]:
+def tree_table(rows: dict[tuple[str, int], Result]) -> tuple[list[str], list[list[str]]]:
     trees = sorted((row for (what, _), row in rows.items() if what == "tree"), key=lambda row: int(row["labels"]))
     lines = [
         [f"{t['labels']:,}", " > ".join(f"{w:,}" for w in t["widths"]), f"{t['seconds']:.1f}", f"{t['gb']:.2f}"]
@@ -61,9 +61,9 @@ def tree_table(rows: dict[tuple[str, int], Row]) -> tuple[list[str], list[list[s
     return ["labels", "clusters by level", "building, s", "peak GB"], lines
 
 
-def growth_table(rows: dict[tuple[str, int], Row]) -> tuple[list[str], list[list[str]]]:
-    """Each size by the smallest of the same head."""
-    parts: dict[str, Callable[[Row], float]] = {
+def growth_table(rows: dict[tuple[str, int], Result]) -> tuple[list[str], list[list[str]]]:
+    """Ratios of each size to the smallest size of the same head."""
+    parts: dict[str, Callable[[Result], float]] = {
         "head's part of a step": lambda row: float(row["step"]["head"]),
         "clipping and update": lambda row: float(row["step"]["clipping"] + row["step"]["optimizer"]),
         "step": lambda row: float(row["step"]["ms"]),
@@ -72,29 +72,29 @@ def growth_table(rows: dict[tuple[str, int], Row]) -> tuple[list[str], list[list
         "candidates": lambda row: float(row["candidates"]),
     }
     lines = []
-    for row in of_heads(rows):
-        first = min((r for r in of_heads(rows) if r["what"] == row["what"]), key=lambda r: int(r["labels"]))
+    for row in head_results(rows):
+        first = min((r for r in head_results(rows) if r["what"] == row["what"]), key=lambda r: int(r["labels"]))
         ratios = [part(row) / part(first) for part in parts.values()]
         ratios += [math.log(row["labels"]) / math.log(first["labels"]), row["labels"] / first["labels"]]
         lines.append([row["what"], f"{row['labels']:,}", *(f"{ratio:,.2f}" for ratio in ratios)])
-    return ["times that of the smallest size", "labels", *parts, "log of labels", "labels' number"], lines
+    return ["ratio to the smallest size", "labels", *parts, "log of labels", "number of labels"], lines
 
 
 def plot(options: Any) -> None:
     try:
         import matplotlib
     except ImportError:
-        sys.exit("error: the picture needs matplotlib: pip install 'xmc-zoo[benchmarks]'")
+        sys.exit("error: the plot needs matplotlib: pip install 'xmc-zoo[benchmarks]'")
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     style = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "label_scale", "axes.spines.top": False}
     pyplot.rcParams.update(style | {"axes.spines.right": False, "font.family": "sans-serif"})
-    heads = of_heads(stored(options))
+    heads = head_results(read_results(options))
     panels = {
         "training step of 40 documents, ms": lambda row: row["step"]["ms"],
         "peak memory of training, GB": lambda row: row["gb"],
-        "ranking, ms a document": lambda row: row["rank"]["ms"],
+        "ranking, ms per document": lambda row: row["rank"]["ms"],
     }
     figure, places = pyplot.subplots(1, len(panels), figsize=(10.5, 3.4), layout="constrained")
     for place, (title, value) in zip(places, panels.items(), strict=True):
@@ -103,11 +103,11 @@ def plot(options: Any) -> None:
             lines["encoder"] = [(r["labels"], r["step"]["encoder"]) for r in heads if r["what"] == HEADS[0]]
         draw(place, title, {name: sorted(points) for name, points in lines.items() if points})
     figure.savefig(options.plot, dpi=150, metadata={"Date": None} if Path(options.plot).suffix == ".svg" else None)
-    print(f"drawn: {options.plot}", file=sys.stderr)
+    print(f"wrote {options.plot}", file=sys.stderr)
 
 
 def draw(place: Any, title: str, lines: dict[str, list[tuple[float, float]]]) -> None:
-    """Lines on logarithmic axes, each with its name at its end."""
+    """Draw lines on logarithmic axes, each labelled at its end."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
     place.set(xscale="log", yscale="log", xlabel="labels")
@@ -117,7 +117,7 @@ def draw(place: Any, title: str, lines: dict[str, list[tuple[float, float]]]) ->
         place.plot(*zip(*points, strict=True), marker="" if name == "encoder" else "o", markersize=4, **style)
     sizes = sorted({x for points in lines.values() for x, _ in points})
     low, high = (end(y for points in lines.values() for _, y in points) for end in (min, max))
-    place.set_xlim(sizes[0] / 1.3, sizes[-1] * 9)  # room for the names
+    place.set_xlim(sizes[0] / 1.3, sizes[-1] * 9)  # room for the line labels
     place.set_ylim(low / 1.4, high * 1.4)
     place.xaxis.set(major_locator=FixedLocator(sizes), minor_locator=NullLocator())
     place.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1000:,.0f}k"))
@@ -133,7 +133,7 @@ def draw(place: Any, title: str, lines: dict[str, list[tuple[float, float]]]) ->
 
 
 def apart(heights: Sequence[float], place: Any) -> list[float]:
-    """Heights of names, moved up as far as they would touch the one below."""
+    """Move labels up so that they do not overlap."""
     low, high = place.get_ylim()
     gap = (high / low) ** 0.07
     found, last = list(heights), 0.0

@@ -1,13 +1,13 @@
-"""Seconds and quality of balanced label clusters against PECOS's, on the same features and for as many clusters.
+"""Time and quality of balanced label clusters compared with PECOS, for the same features and number of clusters.
 
     python benchmarks/label_tree.py [reuters | eurlex57k | sample] [--peer PYTHON] [--clusters K ...] [--rounds R]
     python benchmarks/label_tree.py --generated 670000 [--clusters 8192 131072]
 
-`--peer` is the interpreter of another environment with `pip install libpecos`. All take turns, and the best of the
-rounds counts; `defaults` is PECOS as it comes. Quality is the mean, over labels, of the cosine of a label's features
-with its cluster's centre. Where others use the machine, several threads wait for one another: take `--threads 1`
-as well. `--generated` makes so many labels on at most 100,000 documents of the built-in sample, builds trees over them,
-and says what memory the process took at its peak, and how much of it features are.
+`--peer` is the interpreter of another environment with `pip install libpecos`. Measurements alternate, and the best
+round counts; `defaults` is PECOS with its default settings. Quality is the mean cosine of a label's features and its
+cluster's centre. On a busy machine, threads wait for each other, so also measure with `--threads 1`. `--generated`
+builds trees over that many labels on at most 100,000 documents of the synthetic corpus, and reports peak memory and the
+size of the features.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 from scipy.sparse import csr_array, csr_matrix, load_npz, save_npz
 
 CORPORA = ("reuters", "eurlex57k", "sample")
-DEFAULT_LEAF = 100  # labels of a cluster, of which PECOS by default takes the fewest powers of two
+DEFAULT_LEAF = 100  # maximum number of labels in a cluster, by default in PECOS
 
 
 def corpus_features(name: str) -> csr_array:
@@ -46,7 +46,8 @@ def generated_features(labels: int) -> csr_array:
 
 def label_features(data: Any) -> csr_array:
     """PIFA features from the token ids of a corpus, and what making them takes."""
-    from heads.label_tree import pifa, tfidf
+    from backbones.tfidf import tfidf
+    from heads.tree.label_tree import pifa
 
     counts, targets = data.train_words(), data.train_targets()
     start = time.perf_counter()
@@ -60,17 +61,17 @@ def label_features(data: Any) -> csr_array:
 
 
 def quality(features: csr_array, cluster_of: np.ndarray) -> float:
-    from heads.label_tree import unit_rows
+    from backbones.tfidf import unit_segments
 
     labels = len(cluster_of)
     members = csr_array((np.ones(labels, dtype=np.float32), cluster_of, np.arange(labels + 1)))
-    centres = unit_rows((members.T.tocsr() @ features).tocsr())
+    sums = (members.T.tocsr() @ features).tocsr()
     # A label's cosine summed over its cluster's labels: the centre times the sum of their features
-    return float((members.T.tocsr() @ features).multiply(centres).sum() / labels)
+    return float(sums.data @ unit_segments(sums.data, sums.indptr) / labels)
 
 
 class Peer:
-    """PECOS in its own process, which reads the features once and clusters them when told to."""
+    """PECOS in its own process, which reads the features once and clusters them on request."""
 
     def __init__(self, python: str, features: csr_array, folder: Path) -> None:
         save_npz(folder / "features.npz", csr_matrix(features), compressed=False)
@@ -87,7 +88,7 @@ class Peer:
 
 
 def serve(folder: Path) -> None:
-    """In the peer's process: a line of settings in, a line with the seconds out."""
+    """Serve clustering requests in the process of PECOS: read a line of settings, print the seconds."""
     from pecos.xmc import Indexer
 
     features = load_npz(folder / "features.npz")
@@ -109,7 +110,7 @@ def input_line() -> str:
 
 
 def ours(features: csr_array, clusters: int, threads: int | None) -> tuple[float, np.ndarray]:
-    from heads.label_tree import balanced_clusters
+    from heads.tree.label_tree import balanced_clusters
 
     start = time.perf_counter()
     found = balanced_clusters(features, clusters.bit_length() - 1, seed=0, threads=threads)
@@ -117,7 +118,7 @@ def ours(features: csr_array, clusters: int, threads: int | None) -> tuple[float
 
 
 def compare(features: csr_array, options: Any) -> None:
-    """One line for each number of clusters: seconds of both, their ratio, and the quality of both."""
+    """Print time, ratio and quality for each number of clusters."""
     labels = features.shape[0]
     default = 2 ** max(1, int(np.ceil(np.log2(labels / DEFAULT_LEAF))))
     with tempfile.TemporaryDirectory() as folder:
@@ -152,7 +153,7 @@ def compare_one(
 
 
 def build(features: csr_array, options: Any) -> None:
-    """Trees over generated labels: seconds, sizes and memory."""
+    """Build trees over generated labels, and print time, cluster sizes and memory."""
     size = sum(part.nbytes for part in (features.data, features.indices, features.indptr)) / 1e6
     for clusters in options.clusters or [8192]:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
@@ -167,11 +168,16 @@ def build(features: csr_array, options: Any) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", nargs="?", default="eurlex57k", choices=CORPORA)
-    parser.add_argument("--peer", help="interpreter of an environment with PECOS")
-    parser.add_argument("--clusters", type=int, nargs="+", help="powers of two; by default PECOS's, and 8 times more")
+    parser.add_argument("--peer", help="Python interpreter with libpecos")
+    parser.add_argument(
+        "--clusters",
+        type=int,
+        nargs="+",
+        help="powers of two; by default the number of PECOS and 8 times as many",
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, help="of both; all cores by default")
-    parser.add_argument("--generated", type=int, help="labels to make, instead of those of a corpus")
+    parser.add_argument("--threads", type=int, help="number of threads; all cores by default")
+    parser.add_argument("--generated", type=int, help="number of labels to generate instead of using a corpus")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:

@@ -1,12 +1,12 @@
-"""What label trees cost in the zoo, and in omikuji called directly on the same features, in one process.
+"""Time of label trees in the zoo, compared with direct calls of omikuji on the same features in one process.
 
     python benchmarks/linear.py eurlex
     python benchmarks/linear.py reuters --head Bonsai --rounds 3
 
-Direct: `train_on_data` on a file that is there, and `predict` for each validation document. The zoo: all that the `fit`
-stage does, from the counts of words on, and the ranking of the validation documents, from their batches. Each round
-measures both, in turn; the ratio is that of the smallest times. Seconds of computing stand beside those of the clock,
-for other work on the machine stretches these alone. The last line is JSON.
+Direct calls are `train_on_data` on an existing file, and `predict` for each validation document. The zoo's time covers
+the whole `fit` stage, starting from word counts, and the ranking of the validation documents, starting from batches.
+Each round measures both; the ratio is that of the minimum times. CPU time is reported too, since other processes on the
+machine affect it less than wall-clock time. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from torch import Tensor
 from backbones import Words
 from datamodules import EurLex, Reuters, Targets, TextDataModule
 from heads import Bonsai, Parabel
-from heads.linear_engine import label_matrix
-from heads.omikuji_trees import library
-from heads.sparse_text import write_documents
-from heads.workers import cores
+from heads.engines.omikuji_trees import library
+from heads.engines.sparse_text import write_documents
+from heads.tree.label_tree import label_matrix
+from zoo.core.cores import available_cores
 
 T = TypeVar("T")
 HEADS = {"Parabel": Parabel, "Bonsai": Bonsai}
 CORPORA = {"eurlex": EurLex, "reuters": Reuters}
 
 
-class Alone:
-    """A transition on one process, without a trainer."""
+class SingleProcessContext:
+    """Transition context of a single process without a trainer."""
 
     seed, epoch, first = 0, 0, True
 
@@ -56,15 +56,15 @@ class Alone:
         return value.clone()
 
 
-class Watch:
-    """Seconds of the clock and of computing, by name; forked processes count once they have ended."""
+class Stopwatch:
+    """Wall-clock and CPU time by name; CPU time includes terminated child processes."""
 
     def __init__(self) -> None:
         self.last, self.parts = self._now(), dict[str, float]()
 
     def note(self, name: str) -> dict[str, float]:
         now = self._now()
-        for kind, before, after in zip(("", " computing"), self.last, now, strict=True):
+        for kind, before, after in zip(("", " CPU"), self.last, now, strict=True):
             self.parts[name + kind] = after - before
         self.last = now
         return self.parts
@@ -75,12 +75,12 @@ class Watch:
 
 
 def direct(head: Parabel, file: Path, words: csr_array, k: int) -> dict[str, float]:
-    """As omikuji's own documentation does it."""
+    """Train and rank as in omikuji's documentation."""
     model_class = library().Model
     parameters = model_class.default_hyper_param()
     for name, value in head.hyper.items():
         setattr(parameters, name, value)
-    watch = Watch()
+    watch = Stopwatch()
     model = model_class.train_on_data(str(file), parameters)
     watch.note("fit")
     for row in range(words.shape[0]):
@@ -91,8 +91,8 @@ def direct(head: Parabel, file: Path, words: csr_array, k: int) -> dict[str, flo
 
 
 def in_the_zoo(head: Parabel, data: TextDataModule, k: int) -> dict[str, float]:
-    context: Any = Alone(data)
-    watch = Watch()
+    context: Any = SingleProcessContext(data)
+    watch = Stopwatch()
     head.fit(context)
     watch.note("fit")
     with torch.no_grad():
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("corpus", choices=CORPORA)
     parser.add_argument("--head", choices=HEADS, default="Parabel")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--k", type=int, default=100, help="labels of a document, as in validation")
+    parser.add_argument("--k", type=int, default=100, help="number of labels to rank, as in validation")
     options = parser.parse_args()
     data = CORPORA[options.corpus](max_length=600, tokenizer="word", eval_batch_size=512)
     data.prepare_data()
@@ -127,19 +127,19 @@ def main() -> None:
         for _ in range(options.rounds):
             times["omikuji"].append(direct(head, file, validation_words(head, data), options.k))
             times["zoo"].append(in_the_zoo(make(1, data.space), data, options.k))
-    best, computing = (
+    best, best_cpu = (
         {who: min(parts[f"fit{kind}"] + parts[f"rank{kind}"] for parts in measured) for who, measured in times.items()}
-        for kind in ("", " computing")
+        for kind in ("", " CPU")
     )
     result = {
         "corpus": data.corpus_name,
         "head": options.head,
         "documents": [counts.shape[0], len(data.targets("val"))],
         "words": int(head.tfidf.matrix(counts).nnz),
-        "cores": cores(),
+        "cores": available_cores(),
         "seconds": {who: [{k: round(v, 2) for k, v in parts.items()} for parts in m] for who, m in times.items()},
         "ratio": round(best["zoo"] / best["omikuji"], 3),
-        "ratio of computing": round(computing["zoo"] / computing["omikuji"], 3),
+        "ratio of CPU time": round(best_cpu["zoo"] / best_cpu["omikuji"], 3),
     }
     print(f"\nomikuji {best['omikuji']:.1f} s, zoo {best['zoo']:.1f} s: {result['ratio']} times as long")
     print(json.dumps(result))

@@ -1,12 +1,12 @@
-"""The tables of docs/lsfa.md: LSFA, its ablations, AttentionXML without a tree, Joint.
+"""The tables of docs/results/lsfa.md: LSFA, its ablations, AttentionXML without a tree, Joint.
 
     python benchmarks/lsfa.py reuters --seeds 0 1 2 --epochs 5 --average_from 3 --jobs 2 --out runs/lsfa_table
     python benchmarks/lsfa.py eurlex --epochs 8 --negatives 300 --jobs 2 --out runs/lsfa_table \\
         --data.limit_train=12000 --data.max_length=100 --data.batch_size=40 --data.limit_val=1000 \\
         --model.backbone.hidden=100
 
-A, B, C and D are those of the paper's Figure 4. What differs in the last stages alone starts from one and the same
-first stage. Started again, it repeats only what is missing.
+A, B, C and D are the variants of the paper's Figure 4. Variants that differ only in the last stages share the first
+stage. Finished runs are skipped.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import re
 from functools import partial
 from pathlib import Path
 
-from jobs import cell, fit, markdown, results, side_by_side
+from jobs import cell, fit, markdown, results, run_parallel
 
 NO_PSC = ("--model.head.psc_weight=0",)
 NO_AUGMENTATION = ("--model.head.samples=0",)
 ONE_FEATURE = ("--model.head.label_specific=false", "--model.backbone.pooling=attention")
 PAPER = ("--model.head.feat_dim=null",)  # no layer between attention and classifier
-WIDTH = {"reuters": 300, "eurlex": 200}  # of that layer, elsewhere
-# experiment, stage that `--epochs` is for, overrides
+WIDTH = {"reuters": 300, "eurlex": 200}  # of this layer in the other variants
+# experiment, stage that `--epochs` applies to, overrides
 WHOLE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "LSFA (A)": ("lsfa", "representation", ()),
     "no PSC (B)": ("lsfa", "representation", NO_PSC),
@@ -36,7 +36,7 @@ WHOLE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "AttentionXML, flat": ("attentionxml", "main", ()),
     "Joint": ("joint", "main", ()),
 }
-# run whose first stage it starts from, overrides
+# run that provides the first stage, overrides
 ENDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "no augmentation": ("LSFA (A)", NO_AUGMENTATION),
     "first stage only": (
@@ -69,7 +69,7 @@ def slug(name: str) -> str:
 def train(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
     """Results of every method and seed."""
     corpus, runs = options.corpus, Path(options.out)
-    own = [f"--model.head.feat_dim={WIDTH[corpus]}", "--model.head.augment_weight=1"]  # experiments may have others
+    own = [f"--model.head.feat_dim={WIDTH[corpus]}", "--model.head.augment_weight=1"]  # the experiment files may differ
     negatives = [f"--model.head.negatives={options.negatives}"] if options.negatives else []
 
     def whole(name: str, seed: int) -> Path:
@@ -93,7 +93,7 @@ def train(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
     chosen = [name for name in ORDER if name in options.methods]
     for kind, made in ((WHOLE, whole), (ENDS, end)):
         tasks = [partial(made, name, seed) for seed in options.seeds for name in kind if name in chosen]
-        side_by_side(tasks, options.jobs)
+        run_parallel(tasks, options.jobs)
     return {n: [results((whole if n in WHOLE else end)(n, seed)) for seed in options.seeds] for n in chosen}
 
 
@@ -102,10 +102,10 @@ def main() -> None:
     parser.add_argument("corpus", choices=["reuters", "eurlex"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--methods", nargs="+", default=ORDER, choices=ORDER)
-    parser.add_argument("--epochs", type=int, help="of the first stage of each method")
-    parser.add_argument("--average_from", type=int, help="epoch from which the methods with label attention average")
-    parser.add_argument("--negatives", type=int, help="sampled labels of the methods with label attention")
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each with one thread")
+    parser.add_argument("--epochs", type=int, help="epochs of the first stage of each method")
+    parser.add_argument("--average_from", type=int, help="first epoch of weight averaging, with label attention")
+    parser.add_argument("--negatives", type=int, help="number of sampled labels, with label attention")
+    parser.add_argument("--jobs", type=int, default=1, help="number of parallel runs, each with one thread")
     parser.add_argument("--out", default="runs/lsfa_table")
     options, options.extra = parser.parse_known_args()
     table = train(options)

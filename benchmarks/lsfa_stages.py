@@ -1,10 +1,10 @@
-"""What LSFA's stages cost: the bank against a bare encoder pass, the last stages against an epoch of the first.
+"""Time of LSFA's stages: the feature bank against a bare encoder pass, the last stages against an epoch of the first.
 
     python benchmarks/lsfa_stages.py [reuters | eurlex57k | sample] [--documents N] [--max_length T] [--rounds R]
 
-The model has the settings of experiments/lsfa_eurlex.yaml. An epoch is the pass that makes prototypes, then loading,
-forward, backward, clipping and Adam's step for every training document, with the contrastive term; the autoencoder is
-trained and the classifiers are adjusted as the experiment says. Validation is left out everywhere.
+The model has the settings of experiments/lsfa_eurlex.yaml. An epoch consists of the pass that computes prototypes, and
+of loading, forward, backward, clipping and the optimizer step for all training documents, with the contrastive loss.
+The autoencoder and the classifiers are trained as in the experiment. There is no validation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,19 +20,12 @@ from torch import nn
 
 from backbones import BiLSTM
 from heads import PvaeAugmentor
-from heads.pvae import PVAETraining
+from heads.augment.pvae import PVAETraining
 
 ADJUST_EPOCHS = 2
 
 
-class LSFAContext(Context):
-    epoch = 0
-
-    def track(self, items: Iterable[Any], what: str) -> Iterator[Any]:
-        yield from items
-
-
-def epoch(context: LSFAContext, head: PvaeAugmentor, trained: list[nn.Parameter]) -> None:
+def epoch(context: Context, head: PvaeAugmentor, trained: list[nn.Parameter]) -> None:
     optimizer = torch.optim.Adam(trained, lr=3e-3, fused=True)
     for batch in context.data.train_dataloader():
         optimizer.zero_grad()
@@ -42,7 +34,7 @@ def epoch(context: LSFAContext, head: PvaeAugmentor, trained: list[nn.Parameter]
         optimizer.step()
 
 
-def first_stage(context: LSFAContext, head: PvaeAugmentor) -> None:
+def first_stage(context: Context, head: PvaeAugmentor) -> None:
     head.refresh_prototypes(context)
     modules = (context.backbone.train().requires_grad_(True), head.requires_grad_(True))
     head.pvae.requires_grad_(False)
@@ -50,7 +42,7 @@ def first_stage(context: LSFAContext, head: PvaeAugmentor) -> None:
     context.backbone.eval()
 
 
-def last_stages(context: LSFAContext, head: PvaeAugmentor) -> None:
+def last_stages(context: Context, head: PvaeAugmentor) -> None:
     head.train_pvae(context)
     head.start_adjustment(context)
     context.backbone.requires_grad_(False)
@@ -60,7 +52,7 @@ def last_stages(context: LSFAContext, head: PvaeAugmentor) -> None:
 
 
 @torch.no_grad()
-def encoder_pass(context: LSFAContext) -> None:
+def encoder_pass(context: Context) -> None:
     deque(context.train_features(), maxlen=0)
 
 
@@ -87,7 +79,7 @@ def main() -> None:
         training = PVAETraining(epochs=15, batch_size=128, lr=1e-3, patience=3)
         settings = {"negatives": 500, "bias": True, "restart": "warm", "head_count": options.head_count}
         head = PvaeAugmentor(backbone.dim, data.space, feat_dim=None, pvae=training, **settings)
-        context = LSFAContext(data, backbone)
+        context = Context(data, backbone)
         bare, bank = seconds(encoder_pass, context), seconds(head.collect_bank, context)
         print(f"encoder pass {bare:.1f} s, bank {bank:.1f} s: {bank / bare:.3f}", flush=True)
         if not options.bank_only:

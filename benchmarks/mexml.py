@@ -1,9 +1,9 @@
-"""The tables of docs/mexml.md: one, two and three experts, how they are trained, and the plain transformer.
+"""The tables of docs/results/mexml.md: one, two and three experts, how they are trained, and the plain transformer.
 
     python benchmarks/mexml.py reuters --seeds 0 1 2 --methods "3 experts" "1 expert (D)" --jobs 2 \\
         --model.backbone.name=FOLDER
 
-Every other option goes to `zoo fit`. Started again, it repeats only what is missing.
+Other options are passed to `zoo fit`. Finished runs are skipped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from functools import partial
 from pathlib import Path
 
-from jobs import cell, fit, markdown, results, side_by_side
+from jobs import cell, fit, markdown, results, run_parallel
 
 A1, A3, D = "{kind: label_attention, layer: 1}", "{kind: label_attention, layer: 3}", "{kind: cls, layer: -1}"
 
@@ -23,7 +23,7 @@ def experts(*chosen: str) -> str:
 
 
 def only_vectors(stage: str) -> str:
-    """Rates for a head without experts that attend, which has no queries."""
+    """Learning rates of a head without label attention, which has no queries."""
     return f"--stages.{stage}.groups={{'head.*': {{lr: 2.0e-3}}}}"
 
 
@@ -54,7 +54,7 @@ def train(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
         config = [f"--config=experiments/mexml_{options.corpus}.yaml", f"--seed_everything={seed}"]
         return fit(Path(options.out), f"{slug(name)}-{options.corpus}-{seed}", *config, *options.extra, *METHODS[name])
 
-    side_by_side([partial(run, name, seed) for seed in options.seeds for name in options.methods], options.jobs)
+    run_parallel([partial(run, name, seed) for seed in options.seeds for name in options.methods], options.jobs)
     return {name: [results(run(name, seed)) for seed in options.seeds] for name in options.methods}
 
 
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("corpus", choices=["reuters", "eurlex"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each with one thread")
+    parser.add_argument("--jobs", type=int, default=1, help="number of parallel runs, each with one thread")
     parser.add_argument("--out", default="runs/mexml_table")
     options, options.extra = parser.parse_known_args()
     table = train(options)

@@ -1,10 +1,10 @@
-"""Labels added to a trained model against training it again with them; the table of docs/httn.md.
+"""Labels added to a trained model against training it again with them; the table of docs/results/httn.md.
 
     python benchmarks/new_labels.py --out runs/new_labels --jobs 2
 
-Of Reuters, 20 labels with 5 to 100 training documents are taken out of the training documents. HTTN trained on the
-rest learns them with `zoo add-labels` from 1, 3 and 5 documents each; beside it HTTN is trained anew on a corpus that
-has just these documents for them, and on the whole corpus. Recall is that of the 20 labels among the first five.
+We remove 20 labels with 5 to 100 training documents from the training set of Reuters, and train HTTN on the rest. Then
+`zoo add-labels` adds them with 1, 3 and 5 documents each. For comparison, HTTN is retrained on a corpus in which these
+labels have the same few documents, and on the whole corpus. Recall@5 is averaged over the 20 labels.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jobs import cell, fit, markdown, results, side_by_side
+from jobs import cell, fit, markdown, results, run_parallel
 
 import zoo
 from datamodules import Reuters
-from zoo.labels import add_labels
+from zoo.commands.add_labels import add_labels
 
 SHOTS = (1, 3, 5)
 Row = dict[str, Any]
@@ -39,13 +39,13 @@ def write(path: Path, rows: list[Row]) -> None:
 
 
 def without(rows: list[Row], labels: set[str]) -> list[Row]:
-    """Rows with these labels taken out; documents that have no other are gone."""
+    """Remove labels, and documents that have no other label."""
     kept = [row | {"labels": [label for label in row["labels"] if label not in labels]} for row in rows]
     return [row for row in kept if row["labels"]]
 
 
 def examples(rows: list[Row], labels: list[str], shots: int, seed: int) -> list[Row]:
-    """`shots` documents of each label, with those of the labels that they were drawn for."""
+    """Draw `shots` documents for each label; a document gets the labels it was drawn for."""
     chosen: dict[str, Row] = {}
     for label in labels:
         having = sorted((row for row in rows if label in row["labels"]), key=lambda row: row["id"])
@@ -55,7 +55,7 @@ def examples(rows: list[Row], labels: list[str], shots: int, seed: int) -> list[
 
 
 def merged(base: list[Row], few: list[Row]) -> list[Row]:
-    """The training documents with the labels of the few put back."""
+    """Add documents, or their labels if they are already there, to the training documents."""
     by_id = {row["id"]: row for row in base}
     for row in few:
         known = by_id.get(row["id"], {}).get("labels", [])
@@ -64,7 +64,7 @@ def merged(base: list[Row], few: list[Row]) -> list[Row]:
 
 
 def recall(ckpt: Path, test: list[Row], labels: list[str]) -> float:
-    """Mean over the labels of their recall among the first five, in per cent."""
+    """Mean recall@5 of the labels, in per cent."""
     tagged = zoo.load(ckpt).tag([row["text"] for row in test], k=5)
     hits, total = Counter(), Counter()
     for row, tags in zip(test, tagged, strict=True):
@@ -77,9 +77,9 @@ def recall(ckpt: Path, test: list[Row], labels: list[str]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="runs/new_labels")
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each with one thread")
+    parser.add_argument("--jobs", type=int, default=1, help="number of parallel runs, each with one thread")
     parser.add_argument(
-        "--draws", type=int, default=3, help="choices of documents for add-labels; retraining takes the first"
+        "--draws", type=int, default=3, help="number of random draws of documents; retraining uses the first"
     )
     options, extra = parser.parse_known_args()
     out = Path(options.out)
@@ -98,7 +98,7 @@ def main() -> None:
         write(out / name / "test.jsonl", read("test"))
     config = "--config=experiments/httn_reuters.yaml"
     tasks = [partial(fit, out, f"httn-{name}", config, f"--data.root={out / name}", *extra) for name in corpora]
-    folders = dict(zip(corpora, side_by_side(tasks, options.jobs), strict=True))
+    folders = dict(zip(corpora, run_parallel(tasks, options.jobs), strict=True))
     best = {name: folder / "checkpoints" / "best.ckpt" for name, folder in folders.items()}
 
     table = []
@@ -107,7 +107,7 @@ def main() -> None:
         for draw in range(options.draws):
             write(out / f"few{shots}-{draw}.jsonl", few[shots, draw])
             start = time.perf_counter()
-            add_labels(str(best["base"]), str(out / f"few{shots}-{draw}.jsonl"), str(out / "grown.ckpt"))
+            add_labels(ckpt=str(best["base"]), input=str(out / f"few{shots}-{draw}.jsonl"), out=str(out / "grown.ckpt"))
             seconds.append(time.perf_counter() - start)
             added.append(recall(out / "grown.ckpt", test, labels))
         again = f"retrain{shots}"
@@ -116,9 +116,7 @@ def main() -> None:
     table.append(
         ["all", "", "", cell([recall(best["whole"], test, labels)]), f"{results(folders['whole'])['seconds']:,.0f}"]
     )
-    print(
-        markdown(["documents for each", "add-labels, recall@5", "seconds", "trained anew, recall@5", "seconds"], table)
-    )
+    print(markdown(["documents per label", "add-labels, recall@5", "seconds", "retrained, recall@5", "seconds"], table))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables of docs/plt.md: LightAttention, AttentionXML with its tree, and AttentionXML without one.
+"""The tables of docs/results/lightattention.md: LightAttention, AttentionXML with and without its tree.
 
     python benchmarks/plt.py reuters --seeds 0 1 2 --epochs 5 --average_from 3 --jobs 2
     python benchmarks/plt.py eurlex --epochs 8 --hidden 100 --jobs 2 --data.limit_train=12000 --data.max_length=100 \\
@@ -6,8 +6,8 @@
     python benchmarks/plt.py eurlex --steps 10 --hidden 100 --data.limit_train=12000 --data.max_length=100 \\
         --data.batch_size=40
 
-Every other option goes to `zoo fit`. Started again, it repeats only what is missing. `--steps N` trains nothing to its
-end: it times steps of all methods in one process, in turn, N of each in every one of five rounds.
+Other options are passed to `zoo fit`. Finished runs are skipped. `--steps N` only times training steps of all methods
+in one process: N steps of each method in each of five rounds.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from pathlib import Path
 
 import torch
 import yaml
-from jobs import cell, fit, markdown, results, side_by_side
+from jobs import cell, fit, markdown, results, run_parallel
 
 from backbones import BiLSTM, PerLevel
 from datamodules import Batch, EurLex, Reuters, TextDataModule
 from heads import PLT, AttentionXML
-from heads.plt import TreeSettings
-from zoo.checkpoint import rebuild
-from zoo.metrics import RankingMetrics
-from zoo.module import ZooModule
+from heads.tree.plt import TreeSettings
+from zoo.training.checkpoint import rebuild
+from zoo.training.module import ZooModule
+from zoo.training.ranking_metrics import RankingMetrics
 
 SHAPES = {"reuters": (16, 6), "eurlex": (64, 16)}  # clusters and beam, as in the experiments
-WIDTHS = {"reuters": 150, "eurlex": 128}  # of their LSTMs
+WIDTHS = {"reuters": 150, "eurlex": 128}  # LSTM widths, as in the experiments
 FLAT = "AttentionXML, flat"
 METHODS = ("LightAttention", "AttentionXML, tree", FLAT)
 FORMS = {"labels alone": 0, "products": 1}  # `path_weight`
@@ -49,7 +49,7 @@ ROUNDS = 5
 
 
 def arguments(method: str, options: argparse.Namespace) -> list[str]:
-    """What `zoo fit` is given for a method; level by level, clusters and labels share the epochs."""
+    """Arguments of `zoo fit` for a method; with a tree, clusters and labels each get half of the epochs."""
     corpus, epochs, begin = options.corpus, options.epochs, options.average_from
     averaged = [f"--stages.main.average_from={begin}"] if begin is not None else []
     width = [f"--model.backbone.hidden={options.hidden}"] if options.hidden else []
@@ -74,14 +74,14 @@ def arguments(method: str, options: argparse.Namespace) -> list[str]:
 
 
 def train(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
-    """Results of every method and seed; of trees with either form of a label's probability, from the same training."""
+    """Results of every method and seed; trees are tested with both forms of label probabilities."""
     runs = Path(options.out)
 
     def trained(method: str, seed: int) -> Path:
         given = [*arguments(method, options), f"--seed_everything={seed}", *options.extra]
         return fit(runs, f"{slug(method)}-{options.corpus}-{seed}", *given)
 
-    side_by_side([partial(trained, method, seed) for seed in options.seeds for method in options.methods], options.jobs)
+    run_parallel([partial(trained, method, seed) for seed in options.seeds for method in options.methods], options.jobs)
     found: dict[str, list[dict[str, float]]] = {}
     for method in options.methods:
         folders = [trained(method, seed) for seed in options.seeds]
@@ -95,7 +95,7 @@ def train(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
 
 @torch.inference_mode()
 def tested(folder: Path, weight: float) -> dict[str, float]:
-    """Metrics of the best checkpoint, in per cent, with this `path_weight`; none where it was tested with it."""
+    """Test the best checkpoint with this `path_weight`, in per cent; empty if the run itself used this value."""
     config = yaml.safe_load((folder / "config.yaml").read_text())
     if config["model"]["head"]["init_args"]["path_weight"] == weight:
         return {}
@@ -125,7 +125,7 @@ def tables(options: argparse.Namespace) -> None:
 
 
 def modules(options: argparse.Namespace, data: TextDataModule) -> dict[str, ZooModule]:
-    """A fresh model of each method, that of the second level as after the first one's training."""
+    """Untrained model of each method; trees have one model for each level."""
     clusters, beam = SHAPES[options.corpus]
     settings = {"embed_dim": 100, "hidden": options.hidden or WIDTHS[options.corpus], "dropout": 0.3, "pooling": "mean"}
     encoder = partial(BiLSTM, **settings)
@@ -151,7 +151,7 @@ def modules(options: argparse.Namespace, data: TextDataModule) -> dict[str, ZooM
 
 
 def stepper(module: ZooModule, batches: Iterator[Batch], whole: bool) -> Callable[[], float]:
-    """Seconds of a training step."""
+    """Return a function that runs a training step and returns its time in seconds."""
     trained = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(trained, lr=3e-3, fused=True)
 
@@ -181,13 +181,14 @@ def seconds(options: argparse.Namespace) -> None:
     for number in range(ROUNDS + 1):
         for name, step in steps.items():
             taken = [step() for _ in range(options.steps)]
-            times[name] += taken if number else []  # the first round warms up
+            times[name] += taken if number else []  # the first round is warm-up
     flat = statistics.median(times[FLAT])
     rows = []
     for name, taken in times.items():
         middle = statistics.median(taken)
         rows.append([name, f"{middle:.3f}", f"{middle * len(batches):.0f}", f"{middle / flat:.2f}"])
-    print(markdown(["", "seconds of a step", f"of an epoch ({len(batches)} steps)", "of flat AttentionXML's"], rows))
+    header = ["", "seconds per step", f"seconds per epoch ({len(batches)} steps)", "ratio to flat AttentionXML"]
+    print(markdown(header, rows))
 
 
 def main() -> None:
@@ -195,15 +196,15 @@ def main() -> None:
     parser.add_argument("corpus", choices=["reuters", "eurlex"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
-    parser.add_argument("--epochs", type=int, default=8, help="in all")
+    parser.add_argument("--epochs", type=int, default=8, help="total number of epochs")
     parser.add_argument(
-        "--average_from", type=int, help="epoch from which weights are averaged; by level: the second half"
+        "--average_from", type=int, help="first epoch of weight averaging; trees average the second half of each level"
     )
     parser.add_argument("--hidden", type=int, help="width of the LSTM in each direction")
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each with one thread")
+    parser.add_argument("--jobs", type=int, default=1, help="number of parallel runs, each with one thread")
     parser.add_argument("--out", default="runs/plt_table")
-    parser.add_argument("--steps", type=int, help="time so many steps of each method instead")
-    parser.add_argument("--threads", type=int, default=2, help="for `--steps`")
+    parser.add_argument("--steps", type=int, help="only time this number of steps of each method")
+    parser.add_argument("--threads", type=int, default=2, help="number of threads with `--steps`")
     options, options.extra = parser.parse_known_args()
     seconds(options) if options.steps else tables(options)
 

@@ -1,9 +1,10 @@
-"""Seconds of HTTN's transfer, which collects prototypes over the training set, against one evaluation pass over it.
+"""Time of HTTN's transfer, which computes prototypes of the training set, against an evaluation pass over it.
 
     python benchmarks/prototypes.py [reuters | eurlex57k | sample] [--rounds R]
 
-The model is that of experiments/httn_eurlex.yaml, untrained. An evaluation pass encodes, ranks 100 labels and updates
-all metrics; the transfer encodes, draws, sums and solves. They take turns over the same batches.
+The model is that of experiments/httn_eurlex.yaml, untrained. An evaluation pass encodes documents, ranks 100 labels and
+updates all metrics. The transfer encodes, samples and averages documents, and solves for the transfer matrix. Both
+alternate on the same batches.
 """
 
 from __future__ import annotations
@@ -17,29 +18,27 @@ from torch import Tensor
 
 from backbones import BiLSTM, Features
 from datamodules import Batch, EurLex, Reuters, Sample, Targets, TextDataModule
-from heads import PrototypeTransfer
-from zoo.metrics import RankingMetrics
+from heads import PrototypeTransfer, TransitionContext
+from zoo.training.ranking_metrics import RankingMetrics
 
 CORPORA = {"reuters": Reuters, "eurlex57k": EurLex, "sample": Sample}
 
 
-class Context:
-    """A transition without a trainer, on one process."""
+class Context(TransitionContext):
+    """Transition context over the documents of a corpus, without a trainer."""
 
-    seed = 0
+    backbone: BiLSTM
 
     def __init__(self, data: TextDataModule, backbone: BiLSTM) -> None:
-        self.data, self.backbone = data, backbone
+        super().__init__(backbone=backbone)
+        self.data = data
 
     def train_targets(self) -> Targets:
         return self.data.train_targets()
 
-    def train_features(self) -> Iterator[tuple[Features, Batch]]:
+    def train_features(self, rows: Tensor | None = None) -> Iterator[tuple[Features, Batch]]:
         for batch in self.data.pass_dataloader():
             yield self.backbone(batch), batch
-
-    def sum(self, value: Tensor) -> Tensor:
-        return value
 
     def log(self, values: Mapping[str, float]) -> None:
         print({name: round(value, 3) for name, value in values.items()})

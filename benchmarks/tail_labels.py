@@ -1,12 +1,12 @@
-"""The tables of docs/tail.md: linear models with and without RankNet, the propensity form and Taug.
+"""The tables of docs/results/ranknet-taug.md: linear models with and without RankNet, the propensity form and Taug.
 
     python benchmarks/tail_labels.py reuters --bases OneVsRestSvm Bonsai
     python benchmarks/tail_labels.py eurlex --bases Bonsai
 
-For each base: one run that fits it, trains RankNet on out-of-fold scores and then chooses an exponent, which gives
-the rows of the base, of RankNet and of both; one that chooses an exponent for the fitted base alone; and for each way
-of augmenting a run of Taug, with RankNet on scores of validation documents. Started again, it repeats only what is
-missing. Other options go to `zoo fit`.
+For each base model, one run fits it, trains RankNet on out-of-fold scores and chooses a propensity exponent; its parts
+are the rows of the base model, of RankNet and of both. A second run chooses an exponent for the fitted base model only.
+For each kind of augmentation, a run of Taug trains RankNet on scores of validation documents. Finished runs are
+skipped. Other options are passed to `zoo fit`.
 """
 
 from __future__ import annotations
@@ -19,22 +19,25 @@ import yaml
 from jobs import fit, markdown, results
 
 CORPORA = ("eurlex", "reuters", "bibtex", "delicious")
-FRACTION = 0.1  # of the labels, the most frequent, are head labels
-WAYS = {  # of augmenting: what TailAugment is told
+FRACTION = 0.1  # share of the labels that are head labels
+WAYS = {  # settings of TailAugment
     "decoupled only": {"copies": 0},
     "Taug-d": {"keep": 0.8, "swap": None},
     "Taug-s": {"keep": None, "swap": 0.1},
     "Taug-ds": {"keep": 0.8, "swap": 0.1},
-    "Taug-ds, all documents": {"keep": 0.8, "swap": 0.1},  # the tail model sees those without its labels too
+    "Taug-ds, all documents": {
+        "keep": 0.8,
+        "swap": 0.1,
+    },  # also those without tail labels
 }
 METRICS = [f"{name}@{k}" for name in ("PSP", "PSnDCG", "P", "nDCG") for k in (1, 3, 5)]
-SHOWN = [name for name in METRICS if name not in ("PSnDCG@1", "nDCG@1")]  # at 1 they are PSP@1 and P@1
+SHOWN = [name for name in METRICS if name not in ("PSnDCG@1", "nDCG@1")]  # equal to PSP@1 and P@1
 
 
 def experiment(
     corpus: str, head: dict[str, Any], stages: list[tuple[str, list[str]]], **trainer: Any
 ) -> dict[str, Any]:
-    """A configuration: `head` fitted and changed in stages without epochs."""
+    """Configuration that fits `head` in stages without epochs."""
     parts = Path("experiments/parts").resolve()
     text = {"data.vectors": None, "data.tokenizer": "word", "data.max_length": 600}
     return {
@@ -48,12 +51,12 @@ def experiment(
     }
 
 
-def reranked(inner: dict[str, Any], **settings: Any) -> dict[str, Any]:
+def rerank(inner: dict[str, Any], **settings: Any) -> dict[str, Any]:
     return {"class_path": "Rerank", "init_args": {"inner": inner, **settings}}
 
 
 def run(options: argparse.Namespace, name: str, config: dict[str, Any], *more: str) -> tuple[Path, dict[str, float]]:
-    """Folder and results of one run."""
+    """Train a configuration, and return the folder and the results of the run."""
     runs = Path(options.out)
     runs.mkdir(parents=True, exist_ok=True)
     file = runs / f"{name}.yaml"
@@ -62,29 +65,29 @@ def run(options: argparse.Namespace, name: str, config: dict[str, Any], *more: s
     return folder, results(folder)
 
 
-def part(values: dict[str, float], name: str) -> dict[str, float]:
-    """Results of a part of the head."""
+def component(values: dict[str, float], name: str) -> dict[str, float]:
+    """Results of a component of the head."""
     return {metric: values[f"{name}/{metric}"] for metric in METRICS}
 
 
-def of_base(options: argparse.Namespace, base: str) -> dict[str, dict[str, float]]:
-    """Rows of a base, with RankNet and with exponents."""
+def base_rows(options: argparse.Namespace, base: str) -> dict[str, dict[str, float]]:
+    """Rows of a base model, with and without RankNet and propensity exponents."""
     corpus, name = options.corpus, f"{base}-{options.corpus}"
-    head = reranked({"class_path": base}, folds=options.folds)
+    head = rerank({"class_path": base}, folds=options.folds)
     stages = [("fit", ["inner.fit"]), ("ranknet", ["train_ranknet"]), ("exponent", ["choose_exponent"])]
     folder, both = run(options, name, experiment(corpus, head, stages))
     start = [f"--ckpt={folder / 'checkpoints' / 'fit.ckpt'}", "--from_stage=exponent"]
     _, propensity = run(options, f"{name}-propensity", experiment(corpus, head, stages), *start)
     return {
-        base: part(both, "inner"),
-        "+ RankNet": part(both, "network") if "network/P@1" in both else both,
+        base: component(both, "inner"),
+        "+ RankNet": component(both, "network") if "network/P@1" in both else both,
         "+ propensity": propensity,
         "+ RankNet, propensity": both,
     }
 
 
-def of_taug(options: argparse.Namespace, base: str, way: str) -> dict[str, dict[str, float]]:
-    """Rows of a model for head labels and one for tail labels, with RankNet and an exponent."""
+def taug_rows(options: argparse.Namespace, base: str, way: str) -> dict[str, dict[str, float]]:
+    """Rows of separate models for head and tail labels, with RankNet and a propensity exponent."""
     decoupled = {
         "class_path": "Decoupled",
         "init_args": {
@@ -102,10 +105,10 @@ def of_taug(options: argparse.Namespace, base: str, way: str) -> dict[str, dict[
         ("exponent", ["choose_exponent"]),
     ]
     augment = {"class_path": "TailAugment", "init_args": {"stage": "tail", "fraction": FRACTION, **WAYS[way]}}
-    config = experiment(options.corpus, reranked(decoupled, scores="validation"), stages, callbacks=[augment])
+    config = experiment(options.corpus, rerank(decoupled, scores="validation"), stages, callbacks=[augment])
     _, values = run(options, f"{base}-{options.corpus}-{way.replace(',', '').replace(' ', '-')}", config)
-    rows = {f"{way}": part(values, "inner")}
-    rows[f"{way} + RankNet"] = part(values, "network") if "network/P@1" in values else values
+    rows = {f"{way}": component(values, "inner")}
+    rows[f"{way} + RankNet"] = component(values, "network") if "network/P@1" in values else values
     return rows | {f"{way} + RankNet, propensity": values}
 
 
@@ -120,9 +123,9 @@ def main() -> None:
     options, options.rest = parser.parse_known_args()
     rows: list[list[str]] = []
     for base in options.bases:
-        found = of_base(options, base)
+        found = base_rows(options, base)
         for way in options.ways:
-            found |= of_taug(options, base, way)
+            found |= taug_rows(options, base, way)
         rows += [[name, *(f"{values[metric]:.2f}" for metric in SHOWN)] for name, values in found.items()]
     print(markdown([options.corpus, *SHOWN], rows))
 

@@ -1,10 +1,10 @@
-"""Training documents per second of `zoo fit` against a bare PyTorch loop over ready tensors, and the padding share.
+"""Training throughput of `zoo fit` against a bare PyTorch loop over tensors in memory, and the share of padding.
 
     python benchmarks/throughput.py [reuters | eurlex57k | sample] [--documents N] [--rounds R]
 
-Both sides train the model of experiments/joint_reuters.yaml for an epoch and then rank the validation documents. The
-bare loop has all its batches in memory as padded tensors and does nothing but forward, backward, clip, step and topk.
-`fit` also loads, logs to csv and W&B, shows a bar, computes every metric and writes checkpoints. They take turns.
+Both train the model of experiments/joint_reuters.yaml for one epoch, and then rank the validation documents. The bare
+loop has all padded batches in memory, and only runs forward, backward, clipping, optimizer step and topk. `fit` also
+loads data, logs to csv and W&B, shows a progress bar, computes every metric and writes checkpoints. Rounds alternate.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from backbones import BiLSTM
 from callbacks import LastCheckpoint, RunReport, StageProgressBar, StageSchedule
 from datamodules import EurLex, Reuters, Sample, TextDataModule
 from heads import Linear
-from zoo.checkpoint import WholeCheckpoints
-from zoo.module import ZooModule
-from zoo.runs import WandbSettings, close_run, make_loggers
+from zoo.training.checkpoint_io import AtomicCheckpointIO
+from zoo.training.loggers import WandbSettings, close_run, make_loggers
+from zoo.training.module import ZooModule
 
 CORPORA = {"reuters": Reuters, "eurlex57k": EurLex, "sample": Sample}
 
@@ -37,7 +37,7 @@ def make_module(data: TextDataModule) -> ZooModule:
 
 
 def bare_seconds(data: TextDataModule) -> float:
-    """One epoch and one validation pass, the plain way."""
+    """Time of an epoch and a validation pass in a bare PyTorch loop."""
     module = make_module(data)
     train, val = list(data.train_dataloader()), list(data.val_dataloader())
     optimizer = torch.optim.Adam(module.parameters())
@@ -58,7 +58,7 @@ def bare_seconds(data: TextDataModule) -> float:
 
 
 class Clock(pl.Callback):
-    """Times what lies between the set-up of a fit and its end."""
+    """Measures the time of training, without its set-up."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.start = time.perf_counter()
@@ -85,7 +85,7 @@ def fit_seconds(data: TextDataModule, folder: Path) -> float:
         log_every_n_steps=20,
         use_distributed_sampler=False,
         enable_model_summary=False,
-        plugins=[WholeCheckpoints()],
+        plugins=[AtomicCheckpointIO()],
         default_root_dir=folder,
     )
     trainer.fit(make_module(data), datamodule=data)
@@ -106,7 +106,7 @@ def padding_share(data: TextDataModule) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", nargs="?", default="reuters", choices=CORPORA)
-    parser.add_argument("--documents", type=int, help="train on so many")
+    parser.add_argument("--documents", type=int, help="maximum number of training documents")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--padding_only", action="store_true")
     given = parser.parse_args()

@@ -1,11 +1,11 @@
-"""Training documents per second of `zoo fit` with a transformer, against Hugging Face's Trainer on the same encoder.
+"""Training throughput of `zoo fit` with a transformer against Hugging Face's Trainer with the same encoder.
 
     pip install accelerate
     python benchmarks/transformer.py FOLDER_OR_NAME [--max_length T] [--documents N] [--batch_size B] [--rounds R]
 
-Each side trains an epoch on the same documents of Reuters, with the same batch size, optimizer and clipping, and writes
-a log; they take turns, and the best round of each counts. Hugging Face pads a batch to its longest document, in random
-batches (its default) or in batches of like length; so does the zoo, whose default is like length.
+Both train for one epoch on the same documents of Reuters, with the same batch size, optimizer and clipping, and write a
+log. Rounds alternate, and the best round of each counts. Both pad a batch to its longest document, and are measured
+with random batches (the default of Hugging Face) and with batches of similar length (the default of the zoo).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from callbacks import LastCheckpoint, RunReport, StageProgressBar, StageSchedule
 from datamodules import Reuters, samplers
 from datamodules.batch import LabelSpace
 from heads import Experts, Head, Linear
-from heads.experts import ExpertSettings
-from zoo.checkpoint import WholeCheckpoints
-from zoo.module import ZooModule
-from zoo.runs import WandbSettings, close_run, make_loggers
+from heads.experts.multi_layer import ExpertSettings
+from zoo.training.checkpoint_io import AtomicCheckpointIO
+from zoo.training.loggers import WandbSettings, close_run, make_loggers
+from zoo.training.module import ZooModule
 
 RATE, CLIP, LOG_EVERY = 5e-5, 1.0, 20
 ONE = [ExpertSettings("cls", -1)]
@@ -74,7 +74,7 @@ def hugging_face_seconds(data: Reuters, name: str, grouped: bool, folder: Path) 
 
 
 def zoo_seconds(data: Reuters, name: str, pool: int, head: Callable[[int, LabelSpace], Head], folder: Path) -> float:
-    """`pool` batches are sorted by length together."""
+    """Time of an epoch; `pool` is the number of batches that are sorted by length together."""
     pl.seed_everything(0, verbose=False)
     samplers.POOL = pool
     optimizer: Any = partial(torch.optim.AdamW, lr=RATE, weight_decay=0.01, fused=True)
@@ -89,7 +89,7 @@ def zoo_seconds(data: Reuters, name: str, pool: int, head: Callable[[int, LabelS
         log_every_n_steps=LOG_EVERY,
         use_distributed_sampler=False,
         enable_model_summary=False,
-        plugins=[WholeCheckpoints()],
+        plugins=[AtomicCheckpointIO()],
         default_root_dir=folder,
     )
     trainer.fit(module, datamodule=data)
@@ -100,7 +100,7 @@ def zoo_seconds(data: Reuters, name: str, pool: int, head: Callable[[int, LabelS
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("encoder", help="folder, or name on the hub")
+    parser.add_argument("encoder", help="folder, or name on the Hugging Face hub")
     parser.add_argument("--max_length", type=int, default=256)
     parser.add_argument("--documents", type=int, default=320)
     parser.add_argument("--batch_size", type=int, default=16)
@@ -137,7 +137,7 @@ def main() -> None:
             f"{side:32} {len(lengths) / time:6.1f} documents/s, {base / time:.3f} times Hugging Face in random batches"
         )
     ratio = best["zoo, three experts"] / best["zoo, one expert"]
-    print(f"three experts take {ratio:.3f} times the step of one ({os.cpu_count()} cores, best of {given.rounds})")
+    print(f"three experts take {ratio:.3f} times as long as one ({os.cpu_count()} cores, best of {given.rounds})")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""The table that the README opens with: every method of the zoo on Reuters and on EURLEX57K.
+"""The tables of docs/results/index.md: every method of the zoo on Reuters and on EURLEX57K.
 
     python benchmarks/whole_zoo.py --jobs 2 --encoder FOLDER
 
-Networks train on all of Reuters and on a seeded part of EURLEX57K, for fewer epochs than in their files; linear models
-on that part too, and on the whole. Started again, it repeats only what is missing, and ends in the table. `--encoder`
-is a small transformer of Hugging Face's, by its folder or name; without it, methods that need one are left out.
-`--only` takes names of experiments.
+Neural models are trained on all of Reuters and on a part of EURLEX57K, for fewer epochs than in their experiment files.
+Linear models are trained on this part and on the whole. Finished runs are skipped. `--encoder` is the folder or name of
+a small Hugging Face transformer; without it, methods that need one are left out. `--only` takes names of experiments.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from jobs import fit, side_by_side
+from jobs import fit, run_parallel
 
 PART = ("--data.limit_train=6000", "--data.limit_val=1000")
-SHORT = (*PART, "--data.max_length=100", "--data.batch_size=40")  # for networks on EURLEX57K
+SHORT = (*PART, "--data.max_length=100", "--data.batch_size=40")  # for neural models on EURLEX57K
 NARROW = (*SHORT, "--model.backbone.hidden=100")
 TINY = ("--data.max_length=48", "--data.batch_size=16")  # for transformers
 AFTER_HTTN = ("ehttn_reuters", "imprinting_reuters")
@@ -31,7 +30,7 @@ def stages(**epochs: int) -> tuple[str, ...]:
 
 
 def averaged(start: int, *names: str) -> tuple[str, ...]:
-    """Average weights from this epoch on."""
+    """Options that average the weights of stages from epoch `start` on."""
     return tuple(f"--stages.{name}.average_from={start}" for name in names)
 
 
@@ -40,7 +39,7 @@ REUTERS: Settings = {
     "lsfa_reuters": (*stages(representation=5), *averaged(3, "representation")),
     "joint_reuters": stages(main=8),
     "httn_reuters": stages(head=8),
-    "ehttn_reuters": (),  # these two begin with what httn_reuters has learned of head labels
+    "ehttn_reuters": (),  # these two start from the head stage of httn_reuters
     "imprinting_reuters": (),
     "attentionxml_reuters": (*stages(main=5), *averaged(3, "main")),
     "lightattention_reuters": (*stages(main=5), *averaged(3, "main")),
@@ -86,8 +85,8 @@ WITH_ENCODER: dict[str, Settings] = {
 COLUMNS = "P@1,P@3,P@5,nDCG@5,PSP@1,PSP@3,PSP@5,macroF@5/few,macroF@5/all,seconds"
 
 
-def one(runs: Path, experiment: str, options: tuple[str, ...]) -> None:
-    """A run that fails is named, and the others go on."""
+def train(runs: Path, experiment: str, options: tuple[str, ...]) -> None:
+    """Train an experiment; report a failure without stopping the others."""
     if experiment in AFTER_HTTN:
         base = fit(runs, "httn_reuters", "--config", "experiments/httn_reuters.yaml", *REUTERS["httn_reuters"])
         options = (*options, "--from_stage=transfer", f"--ckpt={base / 'checkpoints' / 'head.ckpt'}")
@@ -99,9 +98,9 @@ def one(runs: Path, experiment: str, options: tuple[str, ...]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--encoder")
-    parser.add_argument("--only", nargs="+")
+    parser.add_argument("--jobs", type=int, default=1, help="number of parallel runs, each with one thread")
+    parser.add_argument("--encoder", help="folder or name of a Hugging Face transformer")
+    parser.add_argument("--only", nargs="+", help="names of experiments")
     parser.add_argument("--out", type=Path, default=Path("runs/whole_zoo"))
     options = parser.parse_args()
     plan = [("whole", REUTERS), ("whole", EURLEX), ("part", EURLEX_PART)]
@@ -109,14 +108,14 @@ def main() -> None:
         own = f"--model.backbone.name={options.encoder}"
         for place, runs in WITH_ENCODER.items():
             plan.append((place, {name: (*settings, own) for name, settings in runs.items()}))
-    plan.append(("whole", {"best_eurlex": ()}))  # the longest
+    plan.append(("whole", {"best_eurlex": ()}))  # last, because it takes longest
     tasks = [
-        partial(one, options.out / place, name, settings)
+        partial(train, options.out / place, name, settings)
         for place, runs in plan
         for name, settings in runs.items()
         if not options.only or name in options.only
     ]
-    side_by_side(tasks, options.jobs)
+    run_parallel(tasks, options.jobs)
     command = [sys.executable, "-m", "zoo", "compare", str(options.out), "--columns", COLUMNS, "--format", "markdown"]
     subprocess.run(command, check=True)
 

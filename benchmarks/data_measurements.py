@@ -1,9 +1,9 @@
-"""One side of `benchmarks/data.py`, in a process of its own; the last line is JSON.
+"""Single measurements of `benchmarks/data.py`, which runs them in separate processes; the last line is JSON.
 
-python benchmarks/data_side.py zoo FOLDER TOKENIZER
-python benchmarks/data_side.py datasets FOLDER TOKENIZER WORKERS
-python benchmarks/data_side.py generate FOLDER DOCUMENTS
-python benchmarks/data_side.py memory FOLDER STEPS
+python benchmarks/data_measurements.py zoo FOLDER TOKENIZER
+python benchmarks/data_measurements.py datasets FOLDER TOKENIZER WORKERS
+python benchmarks/data_measurements.py generate FOLDER DOCUMENTS
+python benchmarks/data_measurements.py memory FOLDER STEPS
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ LABELS, WORDS, WORDS_PER_DOCUMENT, VALIDATION = 13_330, 50_000, 100, 1_000
 
 
 def now() -> np.ndarray:
-    """Seconds of the clock, and of computing in this process and those that it has ended."""
+    """Wall-clock time, and CPU time of this process and its terminated children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return np.array([time.perf_counter(), sum(usage.ru_utime + usage.ru_stime for usage in used)])
 
 
 def zoo(folder: str, tokenizer: str) -> dict[str, list[float]]:
-    """Seconds from files to the last training batch."""
-    import transformers.models.auto.tokenization_auto  # noqa: F401  takes seconds
+    """Time from files to the last training batch."""
+    import transformers.models.auto.tokenization_auto  # noqa: F401  imported before the measurement starts
 
     from datamodules import TextFiles
 
@@ -47,7 +47,7 @@ def zoo(folder: str, tokenizer: str) -> dict[str, list[float]]:
 
 
 def datasets(folder: str, tokenizer: str, workers: str) -> dict[str, list[float]]:
-    """Seconds of tokens alone, and of all with loading."""
+    """Time of tokenization only, and including loading."""
     from datasets import load_dataset
     from transformers import AutoTokenizer
 
@@ -66,7 +66,7 @@ def datasets(folder: str, tokenizer: str, workers: str) -> dict[str, list[float]
 
 
 def generate(folder: str, documents: str) -> None:
-    """A corpus of that many documents with five of 13,330 labels each, all labels and nearly all words in any size."""
+    """Generate a corpus with 5 of 13,330 labels per document; even small ones have all labels and nearly all words."""
     random = np.random.default_rng(0)
     words = np.array([f"w{number:05d}" for number in range(WORDS)])
     for split, size in (("train", int(documents)), ("val", VALIDATION)):
@@ -79,7 +79,7 @@ def generate(folder: str, documents: str) -> None:
 
 
 class Peak:
-    """The largest anonymous memory of this process while the block runs, in megabytes."""
+    """Context manager that measures peak anonymous memory of this process in megabytes."""
 
     def __enter__(self) -> Peak:
         self.megabytes, self._ended, self._start = 0.0, threading.Event(), time.perf_counter()
@@ -110,7 +110,7 @@ def memory(folder: str, steps: str) -> dict[str, Any]:
     from backbones import BiLSTM
     from datamodules import TextFiles
     from heads import Linear
-    from zoo.module import ZooModule
+    from zoo.training.module import ZooModule
 
     files = {split: f"{folder}/{split}.jsonl.gz" for split in ("train", "val")}
     data = TextFiles(**files, batch_size=64)

@@ -1,9 +1,9 @@
-"""Seconds that LibMultiLabel takes from text files to one pass over training batches; run by its own Python.
+"""Time of LibMultiLabel from text files to one pass over the training batches; run by its own interpreter.
 
-    PYTHON benchmarks/data_peer.py FOLDER WORKERS
+    PYTHON benchmarks/data_libmultilabel.py FOLDER WORKERS
 
-FOLDER has {train,val,test}.txt in its format and vectors.txt with one word vector, for its vocabulary asks for such a
-file. Labels, vocabulary and batches are made as its own trainer makes them.
+FOLDER contains {train,val,test}.txt in its format, and vectors.txt with one word vector, which its vocabulary requires.
+Labels, vocabulary and batches are built as in its own trainer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from libmultilabel.nn import data_utils  # type: ignore[import-not-found]
 
 
 def now() -> tuple[float, float]:
-    """Seconds of the clock, and of computing in this process and those that it has ended."""
+    """Wall-clock time, and CPU time of this process and its terminated children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return time.perf_counter(), sum(usage.ru_utime + usage.ru_stime for usage in used)
 
@@ -41,7 +41,7 @@ def main() -> None:
         word_dict=words,
     )
     seen = sum(len(batch["text"]) for batch in loader)
-    del loader  # ends its processes, so that they count
+    del loader  # terminates its worker processes, so that their CPU time counts
     assert seen == len(datasets["train"])
     print(json.dumps({"all": [after - before for before, after in zip(start, now(), strict=True)]}))
 
