@@ -29,25 +29,27 @@ class ExpertSettings:
         kind: `label_attention` over the tokens (A-m in the paper), or a classifier on the document's vector, `cls`
             (D-m).
         layer: layer m of the backbone, from 1; -1 is the last.
+        further_layers: layers whose document vectors a `cls` expert concatenates with that of `layer`: D-(12+1) has 1.
     """
 
     kind: Literal["label_attention", "cls"]
     layer: int = -1
+    further_layers: tuple[int, ...] = ()
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return (self.layer, *self.further_layers)
 
     @property
     def name(self) -> str:
-        """Name as in the paper, such as A1 or D12; D-1 for the last layer."""
-        return f"{'A' if self.kind == 'label_attention' else 'D'}{self.layer}"
+        """Name as in the paper, such as A1, D12 or D12+1; D-1 for the last layer."""
+        return f"{'A' if self.kind == 'label_attention' else 'D'}{'+'.join(map(str, self.layers))}"
 
 
 class Expert(nn.Module, ABC):
     """Base class of experts: logits of blocks of documents and labels, as in `LabelwiseHead`, or of single pairs."""
 
     streams: int  # number of tensors from `per_token`
-
-    def __init__(self, layer: int) -> None:
-        super().__init__()
-        self.layer = layer
 
     @abstractmethod
     def per_token(self, features: Features) -> Tensors: ...
@@ -69,7 +71,8 @@ class AttentionExpert(Expert):
     streams = 2
 
     def __init__(self, dim: int, start: Tensor, layer: int, hidden: int, label_bias: bool) -> None:
-        super().__init__(layer)
+        super().__init__()
+        self.layer = layer
         self.query = nn.Parameter(nn.init.xavier_uniform_(torch.empty(len(start), dim)))
         self.first, self.last = nn.Linear(dim, hidden), nn.Linear(hidden, 1, bias=False)
         self.bias = nn.Parameter(start.clone() if label_bias else torch.zeros(1))
@@ -95,18 +98,21 @@ class AttentionExpert(Expert):
 
 
 class ClsExpert(Expert):
-    """D-m: a two-layer network on the document's vector at layer m (Eq. 1)."""
+    """D-m: a two-layer network on the document's vector at layer m (Eq. 1), or at several layers, concatenated."""
 
     streams = 1
 
-    def __init__(self, dim: int, start: Tensor, layer: int, dropout: float) -> None:
-        super().__init__(layer)
-        self.first = nn.Sequential(nn.Dropout(dropout), nn.Linear(dim, dim), nn.GELU(), nn.Dropout(dropout))
+    def __init__(self, dim: int, start: Tensor, layers: tuple[int, ...], dropout: float) -> None:
+        super().__init__()
+        self.layers = layers
+        inner = nn.Linear(dim * len(layers), dim)
+        self.first = nn.Sequential(nn.Dropout(dropout), inner, nn.GELU(), nn.Dropout(dropout))
         self.weight = nn.Parameter(nn.init.kaiming_uniform_(torch.empty(len(start), dim), a=5**0.5))
         self.bias = nn.Parameter(start.clone())
 
     def per_token(self, features: Features) -> Tensors:
-        return (self.first(features.vector(self.layer)).unsqueeze(1),)  # the document is its only token
+        vectors = torch.cat([features.vector(layer) for layer in self.layers], dim=-1)
+        return (self.first(vectors).unsqueeze(1),)  # the document is its only token
 
     def per_label(self) -> Tensors:
         return self.weight, self.bias
@@ -169,14 +175,14 @@ class Experts(LabelwiseHead):
         check_experts(experts)
         self.objective, self.diversity, self.max_kl = objective, diversity, max_kl
         self.needs_tokens = any(expert.kind == "label_attention" for expert in experts)
-        self.needs_layers = max(abs(expert.layer) for expert in experts)
+        self.needs_layers = max(abs(layer) for expert in experts for layer in expert.layers)
         self.experts = nn.ModuleDict()
         start = self.criterion.start_logits(space)
         for expert in experts:
             if expert.kind == "label_attention":
                 self.experts[expert.name] = AttentionExpert(dim, start, expert.layer, hidden, label_bias)
             else:
-                self.experts[expert.name] = ClsExpert(dim, start, expert.layer, dropout)
+                self.experts[expert.name] = ClsExpert(dim, start, expert.layers, dropout)
         forward = list(combinations(range(len(experts)), 2))
         backward = [(k, j) for j, k in forward]
         self.pairs = {"forward": forward, "backward": backward, "both": [*forward, *backward]}[direction]
@@ -277,7 +283,9 @@ def check_experts(experts: Sequence[ExpertSettings]) -> None:
     names = [expert.name for expert in experts]
     if not experts or len(set(names)) < len(names):
         raise UserError(f"`experts` must be distinct, and at least one: got {names}")
-    if any(expert.layer == 0 for expert in experts):
+    if any(expert.further_layers and expert.kind != "cls" for expert in experts):
+        raise UserError("`experts`: `further_layers` needs `kind=cls`; label attention reads one layer")
+    if any(0 in expert.layers for expert in experts):
         raise UserError("`experts`: layer 0 does not exist; the first is 1, the last -1")
 
 

@@ -39,7 +39,7 @@ def slow_logits(made, given):
         for doc, length in enumerate(LENGTHS):
             for label in range(SPACE.num_labels):
                 if name.startswith("D"):
-                    x = expert.first(given.vector(expert.layer)[doc])
+                    x = expert.first(torch.cat([given.vector(layer)[doc] for layer in expert.layers]))
                     out[e, doc, label] = x @ expert.weight[label] + expert.bias[label]
                 else:
                     tokens = given.states(expert.layer)[doc, :length]

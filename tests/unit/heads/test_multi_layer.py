@@ -13,6 +13,8 @@ from tests.support.errors import raises
 from tests.support.experts import COUNTS, DIM, SPACE, THREE, TRUTH, diverse, features, head, slow_logits
 from zoo.core.errors import UserError
 
+TWO_LAYERS = ExpertSettings("cls", -1, (2,))
+
 
 def slow_diversity(logits, counts, targets, pairs):
     """The diversity loss (to be minimised), mean over documents and ordered pairs of experts."""
@@ -112,7 +114,7 @@ def test_checkpoints_keep_the_progress():
     assert made.pending == ()
 
 
-@pytest.mark.parametrize("experts", [THREE[2:], THREE[:1], THREE[1:], THREE], ids=len)
+@pytest.mark.parametrize("experts", [THREE[2:], THREE[:1], THREE[1:], THREE, [TWO_LAYERS, THREE[0]]])
 @pytest.mark.parametrize("label_bias", [True, False])
 @pytest.mark.parametrize("objective", ["individual", "collaborative"])
 def test_losses_equal_a_loop(experts, label_bias, objective):
@@ -203,6 +205,8 @@ def test_an_expert_trains_nothing_above_its_layer():
         ({"experts": []}, ["experts"]),
         ({"experts": [THREE[0], THREE[0]]}, ["experts"]),
         ({"experts": [ExpertSettings("cls", 0)]}, ["layer", 0]),
+        ({"experts": [ExpertSettings("cls", -1, (0,))]}, ["layer", 0]),
+        ({"experts": [ExpertSettings("label_attention", 1, (2,))]}, ["further_layers", "kind=cls"]),
         ({"diversity": -1.0}, ["`diversity=-1.0`"]),
         ({"max_kl": -1.0}, ["`max_kl=-1.0`"]),
         ({"hidden": 0}, ["`hidden=0`"]),
@@ -216,3 +220,4 @@ def test_invalid_settings_are_rejected(settings, names):
 def test_requirements_on_the_backbone():
     assert (head().needs_tokens, head().needs_layers) == (True, 2)
     assert (head(THREE[2:]).needs_tokens, head(THREE[2:]).needs_layers) == (False, 1)
+    assert (head([TWO_LAYERS]).needs_layers, head([TWO_LAYERS]).parts) == (2, ("D-1+2",))
