@@ -65,6 +65,18 @@ def test_metrics_can_be_recomputed_from_the_stored_predictions(fit, shown):
     assert {"P@1", "PSP@5", "macroF@5/all", "microF1@tuned"} <= {row["metric"] for row in rows}
 
 
+def test_labels_without_test_documents_can_count_as_zero(fit, shown):
+    run = fit()
+    (read,) = read_runs([run])
+    rows = [
+        next(csv.DictReader(io.StringIO(shown(run, "--format=csv", f"--absent={how}")))) for how in ("skip", "zero")
+    ]
+    sizes = [float(row["labels/few"]) for row in rows]
+    assert sizes == [read.metrics["labels/few"], (read.label_documents <= 20).sum()]
+    few = [float(row["macroF@5/few"]) for row in rows]
+    assert few[1] == pytest.approx(few[0] * sizes[0] / sizes[1], abs=0.01)
+
+
 def test_metrics_of_validation_documents_can_be_recomputed_too(fit, tmp_path):
     lines = [json.dumps({"id": f"d{i}", "text": f"word{i % 3} more", "labels": [f"l{i % 3}"]}) for i in range(40)]
     (tmp_path / "own.jsonl").write_text("\n".join(lines))

@@ -11,7 +11,8 @@ from zoo.analysis.tables import comparison_sheets, pair_records, pair_sheet, rec
 from zoo.commands.output import opened_output
 from zoo.core.console import note
 from zoo.core.errors import UserError, check_low
-from zoo.core.run_folder import read_runs
+from zoo.core.metrics import averaged_over_all
+from zoo.core.run_folder import LABELS, RunFolder, read_runs
 
 if TYPE_CHECKING:
     from zoo.analysis.pairs import Pair
@@ -33,6 +34,7 @@ def compare(
     samples: int = 1000,
     seed: int = 0,
     published: bool = True,
+    absent: Literal["skip", "zero"] = "skip",
 ) -> None:
     """Compare finished runs, in one table per corpus.
 
@@ -48,6 +50,8 @@ def compare(
         samples: number of bootstrap samples.
         seed: seed of the bootstrap.
         published: show results from papers below the runs on the same corpus.
+        absent: what labels without test documents count in macro averages: `skip` leaves them out, `zero` counts them
+            as 0, as some papers may do.
 
     Examples:
         zoo compare runs
@@ -59,7 +63,12 @@ def compare(
     check_low(0, seed=seed)
     names = None if columns is None else split_names("columns", columns)
     every = ["all"] if kind == "csv" else None
-    comparison = compare_runs(read_runs(runs), split_names("by", by), names or every, published)
+    if absent == "zero" and (significance or against is not None):
+        raise UserError("`absent=zero` changes the tables only: leave out `significance` and `against`")
+    found = read_runs(runs)
+    if absent == "zero":
+        found = [with_all_labels(run) for run in found]
+    comparison = compare_runs(found, split_names("by", by), names or every, published)
     pairs: list[Pair] = []
     if significance or against is not None:
         from zoo.analysis.pairs import compare_pairs
@@ -69,6 +78,13 @@ def compare(
         file.write(render(kind, comparison, pairs))
     if out is not None:
         note(f"written to {out}")
+
+
+def with_all_labels(run: RunFolder) -> RunFolder:
+    """The run with macro averages over all labels, also those without test documents."""
+    if run.labels is None:
+        raise UserError(f"{run}: `absent=zero` needs {LABELS}, which this run does not have")
+    return RunFolder(run.path, run.facts, averaged_over_all(run.metrics, run.label_documents))
 
 
 def split_names(option: str, value: str) -> list[str]:

@@ -5,7 +5,7 @@ To add a metric, add an entry to `DOCUMENT_METRICS`, `CORPUS_METRICS` or `LABEL_
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -144,6 +144,27 @@ def label_groups(documents: NDArray[np.int64]) -> dict[str, Bools]:
         "rare": (documents >= 1) & (documents <= 3),
         **{name: classes == i for i, name in enumerate(FREQUENCY_CLASSES)},
     }
+
+
+def averaged_over_all(metrics: Mapping[str, float], documents: NDArray[np.int64]) -> dict[str, float]:
+    """Turn means over the labels with test documents into means over all labels, of which the others count as 0.
+
+    Args:
+        metrics: of a run; frequency bins are dropped.
+        documents: number of training documents of each label.
+    """
+    sizes = {group: int(members.sum()) for group, members in label_groups(documents).items()}
+    share = {group: metrics.get(f"labels/{group}", 0) / max(size, 1) for group, size in sizes.items()}
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        metric, _, group = name.rpartition("/")
+        if is_count(name):
+            found |= {name: sizes[group]} if group in sizes else {}
+        elif "macro" in metric:
+            found |= {name: value * share[group]} if group in sizes else {}
+        else:
+            found[name] = value * (share["all"] if group.startswith("macroF1@") else 1)
+    return found
 
 
 def is_count(column: str) -> bool:

@@ -5,6 +5,7 @@ import warnings
 from dataclasses import dataclass
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from datamodules.batch import LabelSpace, Targets
-from zoo.core.metrics import RANKING_METRICS
+from zoo.core.metrics import RANKING_METRICS, averaged_over_all
 from zoo.training.ranking_metrics import GRID, RankingMetrics, frequency_bins
 
 KS = (1, 3, 5)
@@ -159,6 +160,28 @@ def test_equals_the_reference(case: tuple[LabelSpace, list[Document]], tuned: fl
     results = metric.compute()
     assert_same(results, reference(space, documents, tuned, bins))
     assert all(0 <= value <= 1 + 1e-12 for name, value in results.items() if not name.startswith("labels/"))
+
+
+@given(case=cases())
+@settings(deadline=None, max_examples=50)
+def test_labels_without_test_documents_can_count_as_zero(case: tuple[LabelSpace, list[Document]]) -> None:
+    space, documents = case
+    metric = RankingMetrics(space)
+    update(metric, documents)
+    found = {name: value.item() for name, value in metric.compute().items()}
+    counts = np.array([*space.counts, *(0 for _ in space.unseen)])
+    results = averaged_over_all(found, counts)
+    top = [d.ranked[:5] for d in documents if d.counted and d.truth]
+    kept = [d for d in documents if d.counted and d.truth]
+    for group, labels in reference_groups(space, 1).items():
+        if not group.startswith("bin"):
+            expected = mean([f1(*confusion(kept, top, label)) for label in labels])
+            assert results[f"macroF@5/{group}"] == pytest.approx(expected)
+            assert results[f"labels/{group}"] == len(labels)
+    assert {name for name in found if name not in results} == {name for name in found if "/bin" in name}
+    size = found["labels/all"] / space.num_all
+    assert results["macroF1@0.5"] == pytest.approx(found["macroF1@0.5"] * size)
+    assert results["P@1"] == found["P@1"]
 
 
 @given(case=cases(), order=st.randoms(use_true_random=False), cut=st.integers(0, 8))
