@@ -20,6 +20,7 @@ from zoo.training.checkpoint import read_checkpoint
 SECTIONS = {"trainer", "model", "data", "stages", "best", "last", "wandb"}
 STAGE_SETTINGS = tuple(field.name for field in fields(Stage))
 CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}
+BASE = "extends"
 SETTINGS = {"seed_everything", "name", "runs", "final_test", "ckpt", "ckpt_path", "from_stage"}
 
 
@@ -55,7 +56,7 @@ def resolve_files(argv: list[str], folder: Path) -> list[str]:
                 configs.append((str(config_of(value, verb, place)), place))
         else:
             configs.append((str(find_experiment(value)), place))
-    staged = [i for i, (config, _) in enumerate(configs) if "stages" in read_sections(Path(config))] or [0]
+    staged = [i for i, (config, _) in enumerate(configs) if "stages" in read_experiment(Path(config))] or [0]
     files = [resolve_config(*config, overrides if i == staged[-1] else {}) for i, config in enumerate(configs)]
     if overrides and not files:
         raise UserError("--stages.NAME.SETTING needs an experiment with stages: give one with --config")
@@ -79,31 +80,43 @@ def resolve_config(config: str, folder: Path, overrides: dict[str, Any]) -> Path
 
     A section can be the path of a file, relative to the experiment, and dotted keys override single settings:
     `trainer: parts/trainer.yaml` and `trainer.max_epochs: 12`. Stages are addressed by name:
-    `stages.finetune.epochs: 2`. `overrides` are dotted keys from the command line.
+    `stages.finetune.epochs: 2`. `extends: other.yaml` starts from another experiment, of which sections are replaced
+    and single settings overridden. `overrides` are dotted keys from the command line.
     """
-    path = Path(config)
+    resolved = read_experiment(Path(config))
+    for option, value in overrides.items():
+        override_stage(resolved.get("stages"), option, value)
+    target = folder / Path(config).name
+    target.write_text(yaml.safe_dump(resolved, sort_keys=False), "utf8")
+    return target
+
+
+def read_experiment(path: Path, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Sections of an experiment: those of the one that it extends, its own sections, then its dotted keys."""
     content = read_sections(path)
+    base = content.pop(BASE, None)
+    if base is not None and not isinstance(base, str):
+        raise UserError(f"{path}: `{BASE}` is {base!r}: expected the path of an experiment")
+    if path.resolve() in extending:
+        raise UserError(f"{path}: `{BASE}` leads back to this file")
+    resolved = {} if base is None else read_experiment(path.parent / base, (*extending, path.resolve()))
     for key in content:
         section = str(key).split(".")[0]
         if section not in SECTIONS | SETTINGS:
-            raise UserError(f"{config}: unknown key {key!r}; {did_you_mean(section, sorted(SECTIONS | SETTINGS))}")
-    resolved: dict[str, Any] = {}
+            known = sorted(SECTIONS | SETTINGS | {BASE})
+            raise UserError(f"{path}: unknown key {key!r}; {did_you_mean(section, known)}")
     for key, value in sorted(content.items(), key=lambda item: str(item[0]).count(".")):  # sections, then overrides
         if key in SECTIONS and isinstance(value, str) and value.endswith((".yaml", ".yml")):
             value = read_sections(path.parent / value)
         if key == "stages" and value is not None:
-            value = list_of_stages(config, value)
+            value = list_of_stages(str(path), value)
         elif key in SECTIONS and key != "stages" and not isinstance(value, dict | str):
-            raise UserError(f"{config}: `{key}` is {value!r}: expected settings or the path of a YAML file")
+            raise UserError(f"{path}: `{key}` is {value!r}: expected settings or the path of a YAML file")
         if str(key).startswith("stages."):
             override_stage(resolved.get("stages"), str(key), value)
         else:
-            set_nested(resolved, str(key).split("."), value, f"{config}: `{key}`")
-    for option, value in overrides.items():
-        override_stage(resolved.get("stages"), option, value)
-    target = folder / path.name
-    target.write_text(yaml.safe_dump(resolved, sort_keys=False), "utf8")
-    return target
+            set_nested(resolved, str(key).split("."), value, f"{path}: `{key}`")
+    return resolved
 
 
 def set_nested(settings: dict[str, Any], keys: list[str], value: Any, where: str) -> None:

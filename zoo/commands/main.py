@@ -15,7 +15,10 @@ TRAINING = {
     "validate": "evaluate a checkpoint on the validation documents",
     "test": "evaluate a checkpoint on the test documents",
 }
-SWEEP = "zoo.commands.sweep:run_sweep"  # has a parser of its own
+OWN_PARSERS = {  # they pass other options on to `zoo fit`
+    "sweep": "zoo.commands.sweep:run_sweep",
+    "reproduce": "zoo.commands.reproduce:reproduce",
+}
 COMMANDS = {  # typed functions, imported when they are called
     "predict": "zoo.commands.predict:predict",
     "add-labels": "zoo.commands.add_labels:add_labels",
@@ -32,7 +35,7 @@ COMMANDS = {  # typed functions, imported when they are called
 }
 DATA = "list, prepare, convert and check corpora"
 SECTIONS = {
-    "train and evaluate": ("fit", "validate", "test", "sweep"),
+    "train and evaluate": ("fit", "validate", "test", "sweep", "reproduce"),
     "use a trained model": ("predict", "add-labels", "rerank", "tree"),
     "analyze runs": ("compare", "report"),
     "data and components": ("data", "list"),
@@ -67,14 +70,14 @@ def dispatch(argv: list[str]) -> None:
         sys.stdout.write(data_overview())
     elif command in TRAINING:
         train(command, rest)
-    elif command == "sweep":
+    elif command in OWN_PARSERS:
         if sys.platform == "win32":
-            raise UserError("`zoo sweep` needs file locks and process groups, which Windows does not have: use WSL")
-        pkgutil.resolve_name(SWEEP)(rest)
+            raise UserError(f"`zoo {command}` needs file locks and process groups, which Windows lacks: use WSL")
+        pkgutil.resolve_name(OWN_PARSERS[command])(rest)
     elif command not in COMMANDS:
         if command.startswith("-"):
             raise UserError(f"unknown option {command}: the command comes first, as in `zoo fit --config FILE`")
-        known = [*TRAINING, "sweep", "data", *COMMANDS]
+        known = [*TRAINING, *OWN_PARSERS, "data", *COMMANDS]
         raise UserError(f"unknown command `{command}`; {did_you_mean(command, known)}")
     elif HELP & set(rest):
         sys.stdout.write(command_help(COMMANDS[command], command))
@@ -94,8 +97,7 @@ def train(command: str, rest: list[str]) -> None:
 
 
 def overview() -> str:
-    summaries = TRAINING | {name: summary(target) for name, target in COMMANDS.items()}
-    summaries |= {"sweep": summary(SWEEP), "data": DATA}
+    summaries = TRAINING | {name: summary(target) for name, target in (COMMANDS | OWN_PARSERS).items()} | {"data": DATA}
     options = {"--version": "show the version and exit", "-h, --help": "show this help and exit"}
     return page(
         "usage: zoo COMMAND [options]",

@@ -13,6 +13,10 @@ EXTRAS = {
 }
 
 
+def is_installed(extra: str) -> bool:
+    return all(find_spec(name) for name in EXTRAS[extra])
+
+
 def require_extra(extra: str, what: str) -> None:
     """Raise an error if a library of an extra, which `what` needs, is not installed."""
     if missing := [name for name in EXTRAS[extra] if find_spec(name) is None]:

@@ -1,1 +1,1 @@
-"""Hyper-parameter sweeps: axes, Optuna trials, and `zoo fit` child processes."""
+"""Many runs: sweeps over settings with Optuna, tables of papers, and their `zoo fit` child processes."""

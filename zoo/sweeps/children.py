@@ -9,13 +9,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 from threading import Event
+from types import FrameType
 
 from zoo.core.errors import UserError
 from zoo.core.run_folder import RunFolder
@@ -23,6 +25,7 @@ from zoo.core.run_folder import RunFolder
 POLL_SECONDS = 1.0
 STOP_SECONDS = 60.0  # grace period of a pruned run
 FOLDER_VARIABLE = "ZOO_RUN_FOLDER"  # of a run that this process is in; its children have their own
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PR_SET_PDEATHSIG = 1
 C_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -155,6 +158,26 @@ class FitRun:
         """Last line of the log."""
         lines = self.log.read_text("utf8", errors="replace").split("\n") if self.log.is_file() else []
         return next((line.strip() for line in reversed(lines) if line.strip()), "empty log")
+
+
+@contextmanager
+def handling_signals(stops: Stops) -> Iterator[list[int]]:
+    """Let the first Ctrl-C or SIGTERM ask the children to stop and the second force them; yields those received."""
+    received: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        (stops.forced if stops.asked.is_set() else stops.asked).set()
+        received.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    former = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        yield received
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def end_with_parent() -> None:

@@ -261,10 +261,12 @@ def seconds(text: str) -> float:
 def digest_of_configs(configs: Sequence[str]) -> str:
     """Hash of the experiments and of the files that they include."""
     digest = hashlib.sha256()
-    for config in map(find_experiment, configs):
+    waiting = [find_experiment(config) for config in configs]
+    for config in waiting:  # grows: an included file may extend another one
         content = read_yaml(config)
         digest.update(config.read_bytes())
         for part in content.values() if isinstance(content, dict) else ():
-            if isinstance(part, str) and part.endswith((".yaml", ".yml")) and (config.parent / part).is_file():
-                digest.update((config.parent / part).read_bytes())
+            if isinstance(part, str) and part.endswith((".yaml", ".yml")):
+                included = config.parent / part
+                waiting += [included] if included.is_file() and included not in waiting else []
     return digest.hexdigest()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from zoo.core.console import note, progress_bar
 from zoo.core.cores import available_cores
@@ -19,8 +16,6 @@ from zoo.sweeps import children
 from zoo.sweeps.axes import Axis, describe, options_of, run_name
 from zoo.sweeps.children import FitRun, Outcome, Stops
 from zoo.sweeps.trials import NO_VALUE, Trial, Trials
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Fits:
@@ -95,12 +90,15 @@ class Workers:
         self.deadline = None if timeout is None else time.monotonic() + timeout
         self.threads = max(1, available_cores() // jobs)
         self.stops = Stops(threading.Event(), threading.Event())
-        self.signal_number = 0
 
     def run(self) -> int:
         """Run all trials; returns the number of the signal that stopped them, or 0."""
         self._log_progress()
-        with self._handling_signals(), progress_bar("Trials") as bar, ThreadPoolExecutor(self.jobs) as pool:
+        with (
+            children.handling_signals(self.stops) as received,
+            progress_bar("Trials") as bar,
+            ThreadPoolExecutor(self.jobs) as pool,
+        ):
             self._advance = bar(self.trials.wanted)
             self._advance(self._finished())
             futures = [pool.submit(self._work) for _ in range(self.jobs)]
@@ -116,7 +114,7 @@ class Workers:
         left = self.trials.wanted - self._finished()
         if self._out_of_time() and left:
             note(f"timeout reached with {left} trials left; the same command resumes the sweep")
-        return self.signal_number
+        return received[-1] if received else 0
 
     def _out_of_time(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline
@@ -188,19 +186,3 @@ class Workers:
 
     def _finished(self) -> int:
         return sum(trial.state != "RUNNING" for trial in self.trials.latest())
-
-    @contextmanager
-    def _handling_signals(self) -> Iterator[None]:
-        def handle(number: int, frame: FrameType | None) -> None:
-            (self.stops.forced if self.stops.asked.is_set() else self.stops.asked).set()
-            self.signal_number = number
-
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        former = {number: signal.signal(number, handle) for number in SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in former.items():
-                signal.signal(number, handler)

@@ -119,6 +119,33 @@ def test_settings_of_a_plain_value_are_rejected(tmp_path):
         resolved_file(tmp_path, {"trainer": {"max_epochs": 3}, "trainer.max_epochs.most": 5})
 
 
+def test_an_experiment_extends_another(tmp_path):
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "stages.yaml").write_text(yaml.safe_dump({"stages": stages()}))
+    base = {"stages": "stages.yaml", "stages.head.epochs": 7, "data": "Sample", "data.seed": 1}
+    (tmp_path / "parts" / "base.yaml").write_text(yaml.safe_dump(base))
+    content = {"extends": "parts/base.yaml", "stages.head.lr": 0.5, "data.seed": 2, "trainer": {"max_epochs": 3}}
+    made = resolved_file(tmp_path, content, {"stages.head.patience": 1})
+    head = stages()[0] | {"epochs": 7, "lr": 0.5, "patience": 1}
+    assert made == {
+        "stages": [head, stages()[1]],
+        "data": {"class_path": "Sample", "init_args": {"seed": 2}},
+        "trainer": {"max_epochs": 3},
+    }
+
+
+def test_a_section_replaces_that_of_the_extended_experiment(tmp_path):
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump({"data": {"class_path": "Reuters"}, "data.max_length": 9}))
+    made = resolved_file(tmp_path, {"extends": "base.yaml", "data": "Sample"})
+    assert made == {"data": "Sample"}
+
+
+@pytest.mark.parametrize(("base", "names"), [("exp.yaml", ["exp.yaml"]), ("none.yaml", ["none.yaml"]), (3, ["3"])])
+def test_what_cannot_be_extended(tmp_path, base, names):
+    with raises(UserError, *names):
+        resolved_file(tmp_path, {"extends": base})
+
+
 @pytest.mark.parametrize(
     ("content", "names"),
     [
