@@ -23,7 +23,7 @@ def point_curves(rows: Mapping[str, ComparedRuns], columns: Sequence[str], x_lab
         figure, (axis,) = canvas()
         for column, color in zip(columns, COLORS, strict=False):
             values = [row.value(column) for row in rows.values()]
-            found = [(place, value) for place, value in zip(places, values, strict=True) if value is not None]
+            found = sorted((place, value) for place, value in zip(places, values, strict=True) if value is not None)
             axis.errorbar(
                 [place for place, _ in found],
                 [100 * value.mean for _, value in found],

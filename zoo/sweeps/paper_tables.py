@@ -76,7 +76,7 @@ class PaperTable:
 
     def printed(self) -> dict[str, dict[str, str]]:
         """Published values in %, by row and column; figures print none."""
-        if self.x is not None:
+        if not self.name.split()[-1].startswith("table"):
             return {}
         return {
             paper.method: paper.values
@@ -116,7 +116,7 @@ def read_table(name: str, file: Path) -> PaperTable:
 def read_row(file: Path, name: str, content: Mapping[str, Any]) -> Row:
     start = content.get("start")
     try:
-        begins = None if start is None else Start(**start)
+        begins = None if start is None else Start(**{key: str(value) for key, value in start.items()})
     except TypeError:
         raise UserError(f"{file}: `start` of {name!r} needs `row`, `after` and `stage`") from None
     experiment = {key: absolute(file, value) for key, value in content.items() if key != "start"}
