@@ -70,7 +70,7 @@ def json_line(value: Any, encoding: str | None = None) -> str:
 def without_nan(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: without_nan(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
