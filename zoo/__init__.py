@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 from zoo.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from zoo.core.errors import UserError
     from zoo.core.version import __version__
-    from zoo.training.tagger import Tag, Tagger, load
+    from zoo.training.tagger import Tag, Tagger, Tags, load
 
-__all__ = ["Tag", "Tagger", "__version__", "load"]
+__all__ = ["Tag", "Tagger", "Tags", "UserError", "__version__", "load"]
 __getattr__, __dir__ = lazy_names(__name__)

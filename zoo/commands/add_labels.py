@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from datamodules.prepare.readers import Format, read_documents
-from zoo.commands.output import print_summary
-from zoo.commands.predict import FirstBadRow
+from datamodules.prepare.readers import BadRows, Format, read_documents
+from zoo.commands.output import check_not_overwritten, print_summary
 from zoo.core.console import note
 from zoo.core.errors import UserError
 from zoo.training.checkpoint import check_target
@@ -53,6 +52,7 @@ def add_labels(
     start = time.perf_counter()
     if update and ignore_known:
         raise UserError("`update` and `ignore_known` exclude each other")
+    check_not_overwritten(out, input=input)
     check_target(out)
     examples = read_examples(Path(input), Format(text_column, label_column, id_column, label_sep))
     tagger = load(ckpt, device)
@@ -69,15 +69,18 @@ def add_labels(
     )
 
 
-class FirstBadExample(FirstBadRow):
-    columns = "`text_column` and `label_column`"
+class FirstBadRow(BadRows):
+    """Raises an error at the first unreadable row, so that no label is learned from some of its documents."""
+
+    def add(self, path: Path, line: int, reason: str) -> None:
+        raise UserError(f"{path}, line {line}: {reason}; set the columns with `text_column` and `label_column`")
 
 
 def read_examples(path: Path, format: Format) -> Examples:
     """Read the documents that have labels; a note tells how many do not."""
     examples: Examples = []
     unlabelled = 0
-    for number, document in enumerate(read_documents(path, format, FirstBadExample()), 1):
+    for number, document in enumerate(read_documents(path, format, FirstBadRow()), 1):
         if not document.labels:
             unlabelled += 1
         elif not document.text.strip():

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import json
-import sys
-import zlib
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import Literal
 
-from datamodules.prepare.readers import READERS, BadRows, Format, read_documents, unpacked_name
-from zoo.commands.output import opened_output
-from zoo.core.console import progress_bar
-from zoo.core.errors import UserError, first_line
-from zoo.training.tagger import load
-
-PLAIN = {".txt"}  # a corpus in this format has columns; here each line is a document
+from zoo.commands.documents import documents, may_pause, shown
+from zoo.commands.output import check_not_overwritten, json_line, opened_output
+from zoo.core.console import note, progress_bar
+from zoo.core.errors import check_low
+from zoo.core.windows import arriving, windows
+from zoo.training.tagger import check_limits, load
 
 
 def predict(
@@ -33,6 +23,7 @@ def predict(
     id_column: str = "id",
     batch_size: int = 64,
     device: str | None = None,
+    max_line_length: int = 100_000_000,
 ) -> None:
     """Predict labels of documents with a trained model.
 
@@ -47,87 +38,33 @@ def predict(
         id_column: column of the document id; documents without one are numbered.
         batch_size: documents per batch.
         device: device such as `cpu` or `cuda` (default: a GPU if available).
+        max_line_length: longest line of a jsonl or text file, in characters.
 
     Examples:
         zoo predict --ckpt best.ckpt --input docs.jsonl --out labels.jsonl
         echo 'a document' | zoo predict --ckpt best.ckpt --input - --k 3
     """
+    check_limits(k, 0.0 if threshold == "tuned" else threshold)
+    check_low(1, batch_size=batch_size, max_line_length=max_line_length)
+    check_not_overwritten(out, input=input, ckpt=ckpt)
     tagger = load(ckpt, device)
     tagger.batch_size = batch_size
     least = tagger.threshold if threshold == "tuned" else threshold
-    ids: deque[Any] = deque()
-
-    def texts() -> Iterator[str]:
-        for id_, text in documents(input, text_column, id_column):
-            ids.append(id_)
-            yield text
-
+    rows = documents(input, text_column, id_column, max_line_length)
+    # Those who wait for an answer get it soon; the windows of a file, and so its scores, do not depend on timing
+    parts = arriving(rows, tagger.window) if may_pause(input) else windows(rows, tagger.window)
+    count = unknown = 0
     with opened_output(out) as sink, progress_bar("Predicting") as bar:
         advance = bar(None)
-        for tags in tagger.stream(texts(), k, least):
-            labels = [{"label": tag.label, "score": round(tag.score, 6)} for tag in tags]
-            sink.write(json.dumps({"id": ids.popleft(), "labels": labels}, ensure_ascii=False) + "\n")
-            advance(1)
-
-
-class FirstBadRow(BadRows):
-    """Raises an error at the first unreadable row, so that incomplete output is not mistaken for complete."""
-
-    columns = "`text_column` and `id_column`"
-
-    def add(self, path: Path, line: int, reason: str) -> None:
-        raise UserError(f"{path}, line {line}: {reason}; set the columns with {self.columns}")
-
-
-def documents(source: str, text_column: str, id_column: str) -> Iterator[tuple[Any, str]]:
-    """Id and text of each document; its number if it has no id."""
-    path = Path(source)
-    kind = unpacked_name(path).suffix
-    if source != "-" and kind in set(READERS) - PLAIN:
-        rows = read_documents(path, Format(text_column, None, id_column), FirstBadRow())
-        yield from ((row.id or number, row.text) for number, row in enumerate(rows, 1))
-    else:
-        with opened_lines(source) as lines:
-            yield from parse_lines(lines, source, text_column, id_column)
-
-
-def parse_lines(lines: IO[str], source: str, text_column: str, id_column: str) -> Iterator[tuple[Any, str]]:
-    """Parse lines as JSON if the first one is an object, otherwise as plain text."""
-    is_json = None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        row = parse(line)
-        if is_json is None:
-            is_json = isinstance(row, dict)
-        if not is_json:
-            yield number, line.rstrip("\r\n")
-        elif isinstance(row, dict) and isinstance(row.get(text_column), str):
-            yield row.get(id_column, number), row[text_column]
-        else:
-            raise UserError(f"{source}, line {number}: no JSON object with a text in `text_column={text_column}`")
-
-
-def parse(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-
-
-@contextmanager
-def opened_lines(source: str) -> Iterator[IO[str]]:
-    """Open standard input or a text file; invalid UTF-8 becomes replacement characters."""
-    if source == "-":
-        if hasattr(sys.stdin, "reconfigure"):
-            sys.stdin.reconfigure(encoding="utf-8-sig", errors="replace")
-        yield sys.stdin
-        return
-    opener: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(Path(source).suffix, open)
-    try:
-        with opener(source, "rt", encoding="utf-8-sig", errors="replace") as file:
-            yield cast(IO[str], file)
-    except FileNotFoundError:
-        raise UserError(f"no such file: {source}") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{source}: cannot be read: {first_line(error)}") from error
+        for part in parts:
+            for (id, _), tags in zip(part, tagger.stream((text for _, text in part), k, least), strict=True):
+                labels = [{"label": tag.label, "score": round(tag.score, 6)} for tag in tags]
+                sink.write(json_line({"id": id, "labels": labels}, sink.encoding))
+                unknown += not tags.known
+            sink.flush()
+            advance(len(part))
+            count += len(part)
+    if unknown:
+        note(f"{unknown:,} of {count:,} documents have no word that the model knows: they all get the same labels")
+    elif not count:
+        note(f"no documents in {shown(input)}")

@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from inspect import Parameter, signature
 from itertools import islice
 from json import dumps
@@ -87,12 +87,18 @@ def one_line_errors(also: tuple[type[Exception], ...] = ()) -> Iterator[None]:
         sys.stderr.write("stopped\n")
         raise SystemExit(130) from None
     except BrokenPipeError:  # the reader of our output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         raise SystemExit(1) from None
     except Exception as error:
         if "ZOO_TRACEBACK" in os.environ or (message := explain(error, also)) is None:
             raise
         fail(message)
+
+
+def discard_output() -> None:
+    """Discard what standard output still holds, which Python would otherwise fail to write when it exits."""
+    with suppress(AttributeError, OSError):  # it is closed, or no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def explain(error: BaseException | None, also: tuple[type[Exception], ...] = ()) -> str | None:
