@@ -13,6 +13,7 @@ from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
 from heads.attention.blockwise import Tensors
 from heads.attention.label_attention import LabelwiseHead, attend, attend_pairs
+from heads.augment.contrastive import PscScale, contrastive_loss, psc_factor
 from heads.augment.feature_bank import FeatureBank
 from heads.augment.pvae import PVAE, Pairs, PVAETraining, train_pvae
 from heads.base import TransitionContext, check_low
@@ -43,9 +44,12 @@ class PvaeAugmentor(LabelwiseHead):
             single label.
         bias: add a bias per label, initialised with its prior.
         label_specific: False uses the document's vector as the feature of all labels (ablation D of the paper).
-        psc_weight: weight of the contrastive term (alpha); 0 turns it off.
+        psc_weight: weight of the contrastive term (alpha); 0 turns it off (ablation B).
+        psc_scale: `sum` over a document's pairs, as in Eq. 9, or the scale of the official code (`authors`), where the
+            term weighs L / (batch size * pairs per document) times as much.
         temperature: temperature of its softmax (tau).
-        psc_start: first epoch of stage 1 with the contrastive term.
+        psc_start: first epoch of stage 1 with the contrastive term; the official code has 25 of at most 100.
+        psc_every: apply it in epochs that are multiples of this; the official code has 2.
         head_count: least number of training documents of head labels (N_t); None takes the most frequent tenth.
         samples: generated features per tail label and epoch (N_a); 0 turns augmentation off.
         augment_weight: weight of the generated features in the loss (gamma).
@@ -72,8 +76,10 @@ class PvaeAugmentor(LabelwiseHead):
         bias: bool = False,
         label_specific: bool = True,
         psc_weight: float = 0.1,
+        psc_scale: PscScale = "sum",
         temperature: float = 0.07,
         psc_start: int = 0,
+        psc_every: int = 1,
         head_count: int | None = 50,
         samples: int = 10,
         augment_weight: float = 1.0,
@@ -86,11 +92,13 @@ class PvaeAugmentor(LabelwiseHead):
     ) -> None:
         super().__init__(dim, space, **common)
         check_low(1, feat_dim=feat_dim, head_count=head_count, pvae_hidden=pvae_hidden, latent=latent)
+        check_low(1, psc_every=psc_every)
         check_low(0, psc_weight=psc_weight, psc_start=psc_start, samples=samples, augment_weight=augment_weight)
         check_low(0, bank_memory=bank_memory)
         check_low(1e-6, temperature=temperature)
         self.num_documents, self.restart = space.num_documents, restart
-        self.psc_weight, self.temperature, self.psc_start = psc_weight, temperature, psc_start
+        self.psc_weight, self.psc_scale, self.temperature = psc_weight, psc_scale, temperature
+        self.psc_start, self.psc_every = psc_start, psc_every
         self.samples, self.augment_weight = samples, augment_weight
         self.pvae_training, self.bank_memory = pvae or PVAETraining(), bank_memory
         self.needs_tokens = label_specific
@@ -183,7 +191,8 @@ class PvaeAugmentor(LabelwiseHead):
             known = targets.below(self.num_labels)
             pairs = self.pair_features(features, known, tokens)
             contrast = contrastive_loss(pairs, known.indices, self.prototypes, self.support, self.temperature)
-            terms["psc"] = self.psc_weight * contrast
+            factor = psc_factor(self.psc_scale, len(features.mask), len(pairs), self.num_labels)
+            terms["psc"] = self.psc_weight * factor * contrast
         return terms | {"loss": torch.stack(list(terms.values())).sum()}
 
     def augmented_loss(self, documents: int) -> Tensor:
@@ -212,8 +221,14 @@ class PvaeAugmentor(LabelwiseHead):
 
     @torch.no_grad()
     def refresh_prototypes(self, ctx: TransitionContext) -> None:
-        """Recompute the prototypes with the current weights, without storing features."""
-        if ctx.epoch < self.psc_start or not self.psc_weight:
+        """Recompute the prototypes with the current weights, without storing features.
+
+        In epochs without the contrastive term they are zero, which turns it off.
+        """
+        if not self.psc_weight:
+            return
+        if ctx.epoch < self.psc_start or ctx.epoch % self.psc_every:
+            self._set_prototypes(torch.zeros_like(self.prototypes), torch.zeros_like(self.support))
             return
         sums = torch.zeros(self.num_labels, self.width + 1, dtype=torch.float64, device=self.prototypes.device)
         for pairs, _, labels in self._pairs(ctx):
@@ -303,20 +318,3 @@ class Classifier(nn.Module):
 
 def xavier(*shape: int) -> Tensor:
     return nn.init.xavier_uniform_(torch.empty(*shape))
-
-
-def contrastive_loss(
-    features: Tensor, labels: Tensor, prototypes: Tensor, support: Tensor, temperature: float
-) -> Tensor:
-    """L_PSC: cross-entropy of the cosines between a pair's feature and all prototypes, mean over pairs.
-
-    Eq. 9 with the sign corrected, and with the own prototype in the denominator, which bounds the loss. Labels
-    without a prototype are left out.
-    """
-    with torch.autocast(features.device.type, enabled=False):  # the temperature magnifies rounding errors
-        cosines = F.normalize(features.float(), dim=-1) @ F.normalize(prototypes, dim=-1).T  # (pairs, num_labels)
-    logits = (cosines / temperature).masked_fill(support == 0, -torch.inf)
-    counted = support[labels] > 0
-    # Pairs without a prototype would have an infinite loss: use any valid label, times 0.
-    losses = F.cross_entropy(logits, labels.where(counted, support.argmax()), reduction="none")
-    return (losses * counted).sum() / counted.sum().clamp_min(1)

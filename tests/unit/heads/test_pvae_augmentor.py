@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from backbones.base import Features
 from datamodules.batch import Targets
-from heads.augment.pvae_augmentor import contrastive_loss
+from heads.augment.contrastive import contrastive_loss, psc_factor
 from tests.support.documents import label_space
 from tests.support.httn import seeded
 from tests.support.lsfa import adjusting, build, documents, ignore_noise, prepared, some
@@ -117,7 +117,7 @@ def test_contrastive_loss_equals_a_double_loop(support):
         terms.append(-math.log(math.exp(v @ own / (v.norm() * own.norm()) / 0.3) / total))
     assert 0 < len(terms) <= len(labels)
     got = contrast(features, labels, prototypes, support, temperature=0.3)
-    assert got.item() == pytest.approx(sum(terms) / len(terms), rel=1e-5)
+    assert got.item() == pytest.approx(sum(terms), rel=1e-5)
 
 
 @pytest.mark.parametrize("labels", [[], [3], [3, 3]])
@@ -144,7 +144,7 @@ def test_contrast_joins_the_loss_once_there_are_prototypes():
     pairs = head.pair_features(context.features, known)
     expected = contrastive_loss(pairs, known.indices, head.prototypes, head.support, head.temperature)
     assert terms.keys() == {"bce", "psc", "loss"}
-    assert terms["psc"].item() == pytest.approx(0.4 * expected.item(), rel=1e-6)
+    assert terms["psc"].item() == pytest.approx(0.4 * expected.item() / len(context.targets), rel=1e-6)
     assert terms["loss"].item() == pytest.approx(terms["bce"].item() + terms["psc"].item(), rel=1e-6)
     of_psc = torch.autograd.grad(terms["psc"], [head.query, head.project.weight, head.project.bias])
     assert all(grad.any() for grad in of_psc)
@@ -225,3 +225,41 @@ def test_generated_features_replace_the_contrast_while_adjusting():
     assert terms.keys() == {"bce", "augmented", "loss"}
     assert torch.equal(terms["augmented"], expected)
     assert terms["loss"].item() == pytest.approx((terms["bce"] + expected).item(), rel=1e-6)
+
+
+def scaled(scale, **settings):
+    """A head with prototypes, its documents, and the logits and positive pairs of these."""
+    head, context = prepared(psc_scale=scale, psc_weight=0.1, **settings)
+    head.refresh_prototypes(context)
+    pairs = head.pair_features(context.features, context.targets)
+    contrasts = [
+        contrast(pairs[i : i + 1], [int(label)], head.prototypes, head.support.tolist(), head.temperature)
+        for i, label in enumerate(context.targets.indices)
+    ]
+    truth = context.targets.dense(6)
+    errors = F.binary_cross_entropy_with_logits(head(context.features), truth, reduction="none")
+    return head, head.loss(context.features, context.targets, "any"), errors, torch.stack(contrasts)
+
+
+def test_scale_of_the_sum_is_that_of_the_equations():
+    _, terms, errors, contrasts = scaled("sum")
+    expected = (errors.sum() + 0.1 * contrasts.sum()) / len(errors)  # Eq. 6 and 9, mean over documents
+    assert terms["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_scale_of_the_authors_is_that_of_mean_reductions():
+    _, terms, errors, contrasts = scaled("authors")
+    expected = errors.mean() + 0.1 * contrasts.mean() / len(errors)
+    assert terms["loss"].item() / errors.shape[1] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_gradients_of_the_two_scales_differ_by_labels_over_pairs():
+    gradients = {}
+    for scale in ("sum", "authors"):
+        head, terms, errors, contrasts = scaled(scale)
+        of_psc = torch.autograd.grad(terms["psc"], head.query, retain_graph=True)[0]
+        of_bce = torch.autograd.grad(terms["bce"], head.query)[0]
+        gradients[scale] = float(of_psc.norm() / of_bce.norm())
+    documents, labels, pairs = len(errors), errors.shape[1], len(contrasts)
+    assert gradients["authors"] / gradients["sum"] == pytest.approx(labels / pairs, rel=1e-4)
+    assert psc_factor("authors", documents, pairs, labels) * documents == pytest.approx(labels / pairs)

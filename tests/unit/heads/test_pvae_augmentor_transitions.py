@@ -65,6 +65,20 @@ def test_prototypes_are_refreshed_from_psc_start_on():
     assert not torch.allclose(head.prototypes, before)
 
 
+def test_the_contrastive_term_pauses_between_its_epochs():
+    head, context = prepared(psc_start=3, psc_every=2)
+    contrasted = []
+    for context.epoch in range(8):
+        head.refresh_prototypes(context)
+        if "psc" in head.loss(context.features, context.targets, "any"):
+            contrasted.append(context.epoch)
+        other = build(label_space((30, 20, 12, 9, 3, 1), 60))  # a run that resumes within the epoch
+        other.load_state_dict(head.state_dict())
+        assert other.has_prototypes == head.has_prototypes
+    assert contrasted == [4, 6]
+    assert len(context.passes) == 2
+
+
 def test_no_prototypes_without_the_contrastive_term():
     head, context = prepared(psc_weight=0.0)
     head.refresh_prototypes(context)
@@ -234,6 +248,7 @@ def test_a_pvae_of_another_size_is_not_trained(settings):
         ({"psc_weight": -1.0}, ["`psc_weight=-1.0`"]),
         ({"psc_weight": float("nan")}, ["`psc_weight=nan`"]),
         ({"psc_start": -1}, ["`psc_start=-1`"]),
+        ({"psc_every": 0}, ["`psc_every=0`"]),
         ({"samples": -1}, ["`samples=-1`"]),
         ({"augment_weight": -0.5}, ["`augment_weight=-0.5`"]),
         ({"bank_memory": -1.0}, ["`bank_memory=-1.0`"]),
