@@ -3,12 +3,15 @@
     python benchmarks/httn.py reuters --seeds 0 1 2 --jobs 2 --out runs/httn_table
     python benchmarks/httn.py eurlex --epochs 5 --jobs 2 --out runs/httn_table
 
-All variants with the same seed share the trained head stage. Finished runs are skipped.
+H, H-F, H-F-A and EH are those of the paper's Figure 3; EHTTN's members are those of Figure 6. All variants with the same
+seed share the trained head stage. Finished runs are skipped.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
+import statistics
 from functools import partial
 from pathlib import Path
 
@@ -16,13 +19,17 @@ from jobs import cell, fit, markdown, results, run_parallel
 
 UNTUNED = ("--stages.finetune.epochs=0",)
 ATTENTION = ("--model.head.attention=true",)
+MEMBERS = ("--model.head.members=30", "--model.head.rank_members=true")
+JOINT = "Joint, unit vectors"  # with HTTN's own classifier: differs from HTTN in nothing but the transfer
 VARIANTS: dict[str, tuple[str, ...]] = {
     "Imprinting": ("--model.head.solver=identity", *UNTUNED),
     "HTTN": (),
-    "HTTN, no fine-tuning": UNTUNED,
-    "HTTN, attention": ATTENTION,
+    "HTTN, no fine-tuning (H-F-A)": UNTUNED,
+    "HTTN, attention (H)": ATTENTION,
+    "HTTN, attention, no fine-tuning (H-F)": (*ATTENTION, *UNTUNED),
     "HTTN, attention at 0.03": (*ATTENTION, "--model.head.temperature=0.03"),
-    "EHTTN, one shot, 30 members": ("--model.head.shots=1", "--model.head.members=30", *UNTUNED),
+    "EHTTN, attention (EH)": (*MEMBERS, *ATTENTION, "--model.head.objective=individual"),
+    "EHTTN, one shot": (*MEMBERS, "--model.head.shots=1", *UNTUNED),
 }
 RANKING = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@3", "PSP@5")
 LABELS = {
@@ -46,21 +53,38 @@ def train(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
 
     def variant(name: str, seed: int) -> Path:
         head = base("httn", "head", seed) / "checkpoints" / "head.ckpt"
-        slug = "from-" + name.lower().replace(",", "").replace(" ", "_")
+        slug = "from-" + re.sub("[^a-z0-9.]+", "_", name.lower()).strip("_")
         start = [f"--config=experiments/httn_{corpus}.yaml", "--from_stage=transfer", f"--ckpt={head}"]
         return fit(
             runs, f"{slug}-{corpus}-{seed}", *start, f"--seed_everything={seed}", *options.extra, *VARIANTS[name]
         )
 
-    methods = {"joint": "main", "httn": "head"}
-    run_parallel(
-        (partial(base, method, stage, s) for s in options.seeds for method, stage in methods.items()), options.jobs
-    )
-    table["Joint"] = [results(base("joint", "main", seed)) for seed in options.seeds]
+    def unit_joint(seed: int) -> Path:
+        epochs = [f"--stages.head.epochs={options.epochs}"] if options.epochs else []
+        config = [f"--config=experiments/httn_{corpus}.yaml", "--model.head.tail_labels=0", *UNTUNED]
+        return fit(runs, f"joint_unit-{corpus}-{seed}", *config, f"--seed_everything={seed}", *epochs, *options.extra)
+
+    joint, httn = partial(base, "joint", "main"), partial(base, "httn", "head")
+    run_parallel((partial(make, seed) for seed in options.seeds for make in (joint, unit_joint, httn)), options.jobs)
+    table["Joint"] = [results(joint(seed)) for seed in options.seeds]
+    table[JOINT] = [results(unit_joint(seed)) for seed in options.seeds]
     folders = run_parallel((partial(variant, name, seed) for name in VARIANTS for seed in options.seeds), options.jobs)
     for i, name in enumerate(VARIANTS):
         table[name] = [results(folder) for folder in folders[i * len(options.seeds) :][: len(options.seeds)]]
     return table
+
+
+def member_rows(table: dict[str, list[dict[str, float]]]) -> list[list[str]]:
+    """Worst, mean and best member of each ensemble, and the ensemble itself (Figure 6)."""
+    rows = []
+    for method, seeds in table.items():
+        members = [name.partition("/")[0] for name in seeds[0] if name.startswith("member") and name.endswith("/P@1")]
+        for what, choose in {"min": min, "avg": statistics.mean, "max": max}.items() if members else ():
+            of_seeds = [{name: choose([r[f"{m}/{name}"] for m in members]) for name in RANKING} for r in seeds]
+            rows.append([f"{method}, {what}", *(cell([r[name] for r in of_seeds]) for name in RANKING)])
+        if members:
+            rows.append([method, *(cell([r[name] for r in seeds]) for name in RANKING)])
+    return rows
 
 
 def main() -> None:
@@ -75,6 +99,7 @@ def main() -> None:
     for names in ({name: name for name in RANKING}, LABELS):
         rows = [[method, *(cell([r[name] for r in seeds]) for name in names)] for method, seeds in table.items()]
         print(markdown(["", *names.values()], rows), end="\n\n")
+    print(markdown(["members of EHTTN", *RANKING], member_rows(table)), end="\n\n")
     print(
         "labels measured:",
         {name: table["Joint"][0][f"labels/{name}"] for name in ("oneshot", "rare", "few", "all")},

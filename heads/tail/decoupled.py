@@ -32,6 +32,8 @@ class Decoupled(Head):
         head: head of the frequent labels; its transitions have dotted names, such as `head.fit`.
         tail: head of the other labels.
         fraction: share of the labels that are frequent, rounded down (tau). A part without labels does not exist.
+        tail_labels: number of rarest labels that are the tail, as HTTN's paper has it for LTMCP (l_tail); takes precedence
+            over `fraction`.
         head_stage: name of the stage that trains only `head`; stages with other names train both parts.
         tail_stage: name of the stage that trains only `tail`.
         all_documents: train each part on all documents. The paper uses only documents with a label of the part.
@@ -50,6 +52,7 @@ class Decoupled(Head):
         head: Callable[[int, LabelSpace], Head],
         tail: Callable[[int, LabelSpace], Head],
         fraction: float = 0.1,
+        tail_labels: int | None = None,
         head_stage: str = HEAD,
         tail_stage: str = TAIL,
         all_documents: bool = False,
@@ -60,10 +63,13 @@ class Decoupled(Head):
         if not 0 <= fraction <= 1:
             raise UserError(f"`fraction={fraction}` is not between 0 and 1")
         check_low(1, candidates=candidates)
-        self.fraction, self.candidates, self.stages = fraction, candidates, {head_stage: HEAD, tail_stage: TAIL}
+        check_low(0, tail_labels=tail_labels)
+        self.candidates, self.stages = candidates, {head_stage: HEAD, tail_stage: TAIL}
         if len(self.stages) < 2:
             raise UserError(f"`head_stage={head_stage}` is the `tail_stage` too: give them different names")
-        split, layers = int(space.head_by_fraction(fraction).sum()), (1, 2) if layer_per_part else (None, None)
+        is_head = space.head_by_fraction(fraction) if tail_labels is None else space.head_by_tail_size(tail_labels)
+        self.split = f"fraction={fraction}" if tail_labels is None else f"tail_labels={tail_labels}"
+        split, layers = int(is_head.sum()), (1, 2) if layer_per_part else (None, None)
         if split:
             self.head = LabelSubset(dim, space, head, 0, split, layers[0], all_documents)
         if split < space.num_labels:
@@ -81,8 +87,7 @@ class Decoupled(Head):
     def __getattr__(self, name: str) -> Any:
         if name in (HEAD, TAIL) and name not in self._modules:
             raise UserError(
-                f"`fraction={self.fraction}` of {self.num_labels:,} labels leaves none for {name!r}: "
-                "change it, or remove the stage"
+                f"`{self.split}` of {self.num_labels:,} labels leaves none for {name!r}: change it, or remove the stage"
             )
         return super().__getattr__(name)
 

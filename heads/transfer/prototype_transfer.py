@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
-from heads.base import DenseHead, TransitionContext, check_low
+from heads.base import DenseHead, Ranking, TransitionContext, check_low, ranked
 from heads.losses import BCE, MakeLoss
 from heads.tail.calibration import mean_of_sigmoids
 from heads.transfer.transfer_map import (
@@ -44,7 +44,8 @@ class PrototypeTransfer(DenseHead):
 
     Args:
         hidden: width of the document vector (d).
-        tail_labels: number of rarest labels that are tail; takes precedence over `tail_count`.
+        tail_labels: number of rarest labels that are tail (l_tail); takes precedence over `tail_count`. With 0, all labels
+            are trained together: the baseline Joint with HTTN's own classifier, a control that differs in nothing else.
         tail_count: largest number of training documents of a tail label.
         shots: documents per sampled prototype (t).
         draws: sampled prototypes per head label (S).
@@ -53,11 +54,18 @@ class PrototypeTransfer(DenseHead):
         ridge: strength of `ridge`, in units of draws * head labels / width. Default: cross-validated.
         adam_lr: learning rate of `adam`.
         adam_epochs: epochs of `adam`, with one step per draw.
-        attention: mix head prototypes into those of tail labels (Eq. 10).
+        attention: mix head prototypes into those of tail labels (Eq. 10); without it and fine-tuning it is H-F-A of
+            Figure 3, without fine-tuning alone H-F.
         temperature: temperature of the attention's softmax.
         attention_weight: weight of the attended prototype; 0.5 is the paper's average.
-        members: number of tail classifiers from independent draws, whose probabilities are averaged (G of EHTTN).
+        members: number of tail classifiers from independent draws, whose probabilities are averaged (G of EHTTN). In the
+            paper each is a complete HTTN; the official code has neither `attention` nor fine-tuning there.
+        objective: fine-tune `members` by the loss of their mean probability (`collaborative`) or by the mean of their
+            losses, as if each were trained alone (`individual`).
+        rank_members: measure the ranking of each member too, as `member01/P@1` and so on (Figure 6).
         normalize: scale document vectors and sampled prototypes to unit length.
+        normalize_head: scale classifiers of head labels to unit length too, as imprinting does (Qi et al. 2018,
+            https://arxiv.org/abs/1712.07136): imprinted classifiers, which are unit prototypes, then have the same norm.
         scale: initial value of the learned scale of the logits.
         bias: append a constant coordinate 1, which the map transfers like the others.
         mix: number of other documents in `tail_documents` per document with a tail label.
@@ -91,7 +99,10 @@ class PrototypeTransfer(DenseHead):
         temperature: float = 1.0,
         attention_weight: float = 0.5,
         members: int = 1,
+        objective: Literal["collaborative", "individual"] = "collaborative",
+        rank_members: bool = False,
         normalize: bool = True,
+        normalize_head: bool = False,
         scale: float = 10.0,
         bias: bool = False,
         mix: float = 1.0,
@@ -99,16 +110,18 @@ class PrototypeTransfer(DenseHead):
     ) -> None:
         super().__init__(dim, space, loss)
         self.make_loss: MakeLoss = loss or BCE
-        check_low(1, hidden=hidden, tail_labels=tail_labels, tail_count=tail_count, shots=shots, draws=draws)
+        check_low(1, hidden=hidden, tail_count=tail_count, shots=shots, draws=draws)
         check_low(1, members=members, adam_epochs=adam_epochs)
-        check_low(0, mix=mix, attention_weight=attention_weight)
+        check_low(0, tail_labels=tail_labels, mix=mix, attention_weight=attention_weight)
         check_low(1e-9, ridge=ridge, adam_lr=adam_lr, temperature=temperature, scale=scale)
         if attention_weight > 1:
             raise UserError(f"`attention_weight={attention_weight}` is too high: the highest is 1")
         self.hidden, self.shots, self.draws, self.members, self.mix = hidden, shots, draws, members, mix
         self.solver, self.ridge, self.adam_lr, self.adam_epochs = solver, ridge, adam_lr, adam_epochs
         self.attention, self.temperature, self.attention_weight = attention, temperature, attention_weight
+        self.objective, self.rank_members = objective, rank_members
         self.normalize, self.bias, self.width, self.added = normalize, bias, hidden + bias, space.added
+        self.normalize_head = normalize_head
         self.project = nn.Linear(dim, hidden)
         self.scale = nn.Parameter(torch.tensor(float(scale)))
         self.register_buffer("map", torch.eye(self.width))
@@ -119,7 +132,8 @@ class PrototypeTransfer(DenseHead):
         self._index(_head_mask(space, tail_labels, tail_count))
         num_head, num_tail = len(self.head_labels), len(self.tail_labels)
         self.head = nn.Parameter((torch.rand(num_head, self.width) * 2 - 1) / self.width**0.5)
-        self.tail = nn.Parameter(torch.zeros(members, num_tail, self.width))
+        # Without labels it gets no gradient, which DDP would wait for.
+        self.tail = nn.Parameter(torch.zeros(members, num_tail, self.width), requires_grad=num_tail > 0)
         if bias:
             with torch.no_grad():
                 self.head[:, -1] = self.criterion.start_logits(space)[self.head_labels] / scale
@@ -143,7 +157,7 @@ class PrototypeTransfer(DenseHead):
 
     @property
     def pending(self) -> tuple[str, ...]:
-        return () if self.is_ready else ("transfer",)
+        return ("transfer",) if len(self.tail_labels) and not self.is_ready else ()
 
     # --- scores
 
@@ -154,9 +168,13 @@ class PrototypeTransfer(DenseHead):
             vectors = F.normalize(vectors, dim=-1)
         return F.pad(vectors, (0, 1), value=1.0) if self.bias else vectors
 
+    def head_weights(self) -> Tensor:
+        """Classifiers of the head labels, (l_head, d')."""
+        return self._unit_length(self.head) if self.normalize_head else self.head
+
     def forward(self, features: Features) -> Tensor:
         unit = self.unit(features)
-        head = self.scale * (unit @ self.head.T)
+        head = self.scale * (unit @ self.head_weights().T)
         if self.is_ready:
             # Added labels separately: the rounding of a matrix product depends on its size.
             sizes = [len(self.tail_labels) - self.added] + [self.added] * (self.added > 0)
@@ -164,20 +182,41 @@ class PrototypeTransfer(DenseHead):
             tail = torch.cat([mean_of_sigmoids(self.scale * (unit @ part.transpose(1, 2))) for part in parts], dim=1)
         else:
             tail = head.new_full((len(head), len(self.tail_labels)), UNTRAINED)
-        logits = torch.cat([head, tail.to(head.dtype)], dim=1)  # Eq. 12
+        return self._all_labels(head, tail)
+
+    def _all_labels(self, head: Tensor, tail: Tensor) -> Tensor:
+        """Logits of all labels in their order (Eq. 12)."""
+        logits = torch.cat([head, tail.to(head.dtype)], dim=1)
         return logits if self.in_order else logits[:, self.column]
+
+    def member_logits(self, features: Features) -> Tensor:
+        """Logits of each member of EHTTN, (members, batch, num_labels)."""
+        unit = self.unit(features)
+        head = self.scale * (unit @ self.head_weights().T)
+        return torch.stack([self._all_labels(head, self.scale * (unit @ tail.T)) for tail in self.tail])
+
+    def rankings(self, features: Features, k: int) -> dict[str, Ranking]:
+        found = super().rankings(features, k)
+        if self.rank_members and self.is_ready:
+            with torch.autocast(features.pooled.device.type, enabled=False):
+                logits = self.member_logits(features.float())
+            found |= {f"member{i:02d}": ranked(member, k) for i, member in enumerate(logits, 1)}
+        return found
 
     def weight_norms(self) -> Tensor:
         """Norm of each label's weights, the mean over members."""
-        head, tail = (classifier[..., : self.hidden].norm(dim=-1) for classifier in (self.head, self.tail))
+        both = (self.head_weights(), self.tail)
+        head, tail = (classifier[..., : self.hidden].norm(dim=-1) for classifier in both)
         return self.scale.abs() * torch.cat([head, tail.mean(0)])[self.column]
 
     def loss(self, features: Features, targets: Targets, stage: str) -> dict[str, Tensor]:
+        if self.is_ready and self.objective == "individual":
+            return {"loss": torch.stack([self.criterion(m, targets) for m in self.member_logits(features)]).mean()}
         if self.is_ready:
             return super().loss(features, targets, stage)
         # Eq. 5: the loss ignores tail labels, whose column is past the last one.
         columns = self.head_column[targets.indices.clamp_max(self.num_labels)]
-        logits = (self.scale * (self.unit(features) @ self.head.T)).float()
+        logits = (self.scale * (self.unit(features) @ self.head_weights().T)).float()
         documents = self.criterion.document_values(targets)
         loss = self.criterion.over_block(logits, targets.rows, columns, self.head_labels, None, documents)
         return {"loss": loss / len(logits)}
@@ -218,16 +257,17 @@ class PrototypeTransfer(DenseHead):
         mixed, entropy = zip(*(self._mixed(member, heads) for member in few), strict=True)
         self.tail.copy_(torch.stack(mixed) @ self.map.double().T)  # Eq. 9 and 11
         self.is_ready = bool(self.ready.fill_(True))
-        if self.attention:
+        if self.attention and tail:
             log["attention_entropy"] = sum(entropy) / len(entropy)
-        for name, weight in (("head", self.head), ("tail", self.tail)):
-            log[f"{name}_norm"] = float(weight.norm(dim=-1).mean())
-            log[f"{name}_logit"] = float(self.scale * (weight.double() @ middle[0]).mean())
+        for name, weight in (("head", self.head_weights()), ("tail", self.tail)):
+            if weight.numel():
+                log[f"{name}_norm"] = float(weight.norm(dim=-1).mean())
+                log[f"{name}_logit"] = float(self.scale * (weight.double() @ middle[0]).mean())
         ctx.log({f"transfer/{name}": value for name, value in log.items()})
 
     def _fit_map(self, drawn: Tensor, generator: torch.Generator) -> dict[str, float]:
         """Fit `map` to sampled prototypes (draws, l_head, d') and classifiers of the head labels (Eq. 7)."""
-        classifiers, log = self.head.double(), {}
+        classifiers, log = self.head_weights().double(), {}
         if self.solver == "ridge":
             log["ridge"] = self.ridge or choose_ridge(drawn, classifiers)
             self.map.copy_(solve_ridge(drawn, classifiers, log["ridge"]))
@@ -239,10 +279,11 @@ class PrototypeTransfer(DenseHead):
         return log | {"map_error": missed / max(len(drawn) * float(classifiers.square().sum()), 1e-12)}
 
     def _renormalized(self, means: Tensor) -> Tensor:
-        """Scale means of unit vectors to unit length, except for the constant coordinate."""
-        if not self.normalize:
-            return means
-        return torch.cat([F.normalize(means[..., : self.hidden], dim=-1), means[..., self.hidden :]], dim=-1)
+        return self._unit_length(means) if self.normalize else means
+
+    def _unit_length(self, vectors: Tensor) -> Tensor:
+        """Scale vectors (..., d') to unit length, except for the constant coordinate."""
+        return torch.cat([F.normalize(vectors[..., : self.hidden], dim=-1), vectors[..., self.hidden :]], dim=-1)
 
     def _mixed(self, few: Tensor, heads: Tensor) -> tuple[Tensor, float]:
         """p_new of Eq. 10 for tail prototypes (z, d'), and the mean entropy of the attention."""
@@ -300,6 +341,7 @@ class PrototypeTransfer(DenseHead):
         after = before.lerp(means[seen], share)  # running mean
         change = (mapped(after) - mapped(before)).to(self.head.dtype)
         self.prototypes[seen] = after.to(self.prototypes.dtype)
+        self.head.copy_(self.head_weights())  # the change is relative to the length that scores see
         self.head[column[is_head]] += change[is_head]
         self.tail[:, column[~is_head] - len(self.head)] += change[~is_head]
 
@@ -309,6 +351,8 @@ def _head_mask(space: LabelSpace, tail_labels: int | None, tail_count: int) -> T
     if not mask.any():
         option = f"tail_count={tail_count}" if tail_labels is None else f"tail_labels={tail_labels}"
         raise UserError(f"all {len(mask)} labels are tail, so there are no head labels: lower `{option}`")
-    if mask.all():
-        raise UserError(f"no label has {tail_count} training documents or fewer: raise `tail_count`")
+    if mask.all() and tail_labels is None:
+        raise UserError(
+            f"no label has {tail_count} training documents or fewer: raise `tail_count`, or set `tail_labels=0`"
+        )
     return mask

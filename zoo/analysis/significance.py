@@ -137,9 +137,9 @@ class Measurement:
             for at, chosen in self.chosen.items()
         }
 
-    def label_f1(self) -> Floats:
-        """F1@5 of each label in `supported`."""
-        predicted, hits, support = (matrix.sum(axis=0) for matrix in (*self._counted["top"], self._support))
+    def label_f1(self, at: str = "top") -> Floats:
+        """F1 of each label in `supported`: F1@5, or at a threshold in `chosen`."""
+        predicted, hits, support = (matrix.sum(axis=0) for matrix in (*self._counted[at], self._support))
         return np.asarray(f1(hits, predicted, support))
 
     @cached_property

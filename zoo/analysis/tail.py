@@ -1,13 +1,15 @@
-"""F1 of rare labels in two runs on the same test documents."""
+"""F1 of rare labels in several runs on the same test documents."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from zoo.analysis.pairs import TestedRun
-from zoo.core.metrics import FEW
+from zoo.core.errors import UserError
+from zoo.core.metrics import FEW, THRESHOLD
 
 
 @dataclass(frozen=True)
@@ -35,3 +37,39 @@ def tail_scores(tested: TestedRun) -> dict[str, tuple[int, float]]:
     documents = measurement.given.documents[measurement.supported]
     rows = zip(measurement.supported.tolist(), documents.tolist(), measurement.label_f1().tolist(), strict=True)
     return {tested.labels[label]: (count, f1) for label, count, f1 in rows if 0 < count <= FEW}
+
+
+@dataclass(frozen=True)
+class TailTable:
+    """F1 of tail labels in several runs, at a fixed threshold."""
+
+    names: list[str]
+    documents: np.ndarray  # (labels,) training documents, in the first run
+    values: np.ndarray  # (runs, labels)
+
+
+def tail_table(runs: Sequence[TestedRun], tail_labels: int) -> TailTable:
+    """Compare runs on the `tail_labels` rarest labels of the first, as far as test documents have them (HTTN, Figure 4).
+
+    A label is predicted where it scores at least 0.5.
+    """
+    first = runs[0]
+    if any(run.ids != first.ids or not run.is_truth_of(first) for run in runs):
+        raise UserError("the runs were tested on different documents or labels: compare runs on the same data")
+    documents = first.measurement.given.documents
+    by_frequency = np.argsort(-documents, kind="stable")[: int((documents > 0).sum())]
+    if not 0 < tail_labels <= len(by_frequency):
+        raise UserError(f"`tail_labels={tail_labels}` is not between 1 and the number of labels, {len(by_frequency):,}")
+    found = [
+        dict(
+            zip(
+                (run.labels[i] for i in run.measurement.supported),
+                run.measurement.label_f1(f"{THRESHOLD:g}"),
+                strict=True,
+            )
+        )
+        for run in runs
+    ]
+    shown = [label for label in by_frequency[-tail_labels:] if first.labels[label] in found[0]]
+    names = [first.labels[label] for label in shown]
+    return TailTable(names, documents[shown], np.array([[f1[name] for name in names] for f1 in found]))

@@ -17,7 +17,7 @@ from zoo.analysis.evidence import Evidence, Example
 from zoo.analysis.examples import ExampleCard
 from zoo.analysis.page import Page, RunSection, duration
 from zoo.analysis.pairs import read_tested
-from zoo.analysis.tail import tail_pair
+from zoo.analysis.tail import tail_pair, tail_table
 from zoo.analysis.templating import render
 from zoo.commands.report import report, write_page
 from zoo.core.errors import UserError
@@ -181,6 +181,26 @@ def test_f1_of_labels_is_that_of_the_metrics(tmp_path):
     assert (pair.one.tolist(), pair.other.tolist()) == ([0.5, 1.0], [0.0, 0.0])
     (tmp_path / "third" / "labels.parquet").unlink()
     assert read_tested(RunFolder(tmp_path / "third", {}, {})) is None
+
+
+def test_tail_labels_of_several_runs_are_compared_at_a_fixed_threshold(tmp_path):
+    low = make_run(tmp_path / "low").path / "predictions.parquet"
+    table = pq.read_table(low)
+    unsure = pa.array([[0.5, 0.4]] * 4)  # only the first candidate of a document counts
+    pq.write_table(table.set_column(table.column_names.index("scores"), "scores", unsure), low)
+    runs = [make_run(tmp_path / "run"), RunFolder(low.parent, {}, {}), make_run(tmp_path / "other", seed=1)]
+    tested = [read_tested(run) for run in runs]
+    found = tail_table(tested, 2)
+    assert found.names == [NASTY, "tin"]
+    assert found.documents.tolist() == [20, 1]
+    assert found.values.flatten().tolist() == pytest.approx([2 / 4, 1, 2 / 3, 1, 0, 0])
+    assert tail_table(tested, 3).names == ["oil", NASTY, "tin"]
+    for size in (0, 4):
+        with raises(UserError, f"`tail_labels={size}`", 3):
+            tail_table(tested, size)
+    tested[1].ids[0] = "z"
+    with raises(UserError, "different documents"):
+        tail_table(tested, 2)
 
 
 def test_a_page_of_one_run(tmp_path):

@@ -109,6 +109,17 @@ def test_without_tail_labels_it_equals_the_inner_head():
     assert decoupled.head_documents(targets, 0).tolist() == list(range(6))
 
 
+def test_the_split_may_be_a_number_of_tail_labels():
+    labels = SPACE.num_labels
+    assert make(fraction=0.9, tail_labels=4).tail.num_labels == 4
+    assert make(tail_labels=0).parts.keys() == {"head"}
+    assert make(tail_labels=labels).parts.keys() == {"tail"}
+    with raises(UserError, f"`tail_labels={labels}`", "'head'"):
+        _ = make(tail_labels=labels).head
+    with raises(UserError, "`tail_labels=-1`"):
+        make(tail_labels=-1)
+
+
 @pytest.mark.parametrize(("fraction", "missing"), [(1.0, "tail"), (0.05, "head")])
 def test_parts_without_labels_are_left_out(fraction, missing):
     head = make(fraction)

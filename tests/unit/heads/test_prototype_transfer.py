@@ -244,7 +244,7 @@ def test_documents_with_tail_labels_and_others(mix, size):
     [
         ({"shots": 0}, ["`shots=0`"]),
         ({"tail_count": 0}, ["`tail_count=0`"]),
-        ({"tail_labels": 0}, ["`tail_labels=0`"]),
+        ({"tail_labels": -1}, ["`tail_labels=-1`"]),
         ({"members": 0}, ["`members=0`"]),
         ({"ridge": 0.0}, ["`ridge=0.0`"]),
         ({"temperature": -1.0}, ["`temperature=-1.0`"]),
