@@ -3,8 +3,8 @@
     python benchmarks/httn.py reuters --seeds 0 1 2 --jobs 2 --out runs/httn_table
     python benchmarks/httn.py eurlex --epochs 5 --jobs 2 --out runs/httn_table
 
-H, H-F, H-F-A and EH are those of the paper's Figure 3; EHTTN's members are those of Figure 6. All variants with the same
-seed share the trained head stage. Finished runs are skipped.
+H, H-F, H-F-A and EH are those of the paper's Figure 3; EHTTN's members are those of Figure 6. All variants with the
+same seed share the trained head stage. Finished runs are skipped.
 """
 
 from __future__ import annotations

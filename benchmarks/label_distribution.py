@@ -2,8 +2,8 @@
 
     python benchmarks/label_distribution.py eurlex57k --head_count 50 --samples 10 --picture distribution.svg
 
-Each tail label (fewer than `--head_count` training documents) gets `--samples` further examples: copies of its documents,
-which count for all their labels, or generated features, which count for the label alone.
+Each tail label (fewer than `--head_count` training documents) gets `--samples` further examples: copies of its
+documents, which count for all their labels, or generated features, which count for the label alone.
 """
 
 from __future__ import annotations

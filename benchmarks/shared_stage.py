@@ -1,9 +1,11 @@
-"""Vary a setting of the later stages; all runs of a seed start from the same trained first stage (HTTN and LSFA, Figure 5).
+"""Vary a setting of the later stages, with one trained first stage per seed (HTTN and LSFA, Figure 5).
 
     python benchmarks/shared_stage.py httn_reuters --stage transfer --after head \\
         --vary model.head.draws=5,10,20,30,40,50,60 --columns microF1@0.5 --seeds 0 1 2
-    python benchmarks/shared_stage.py lsfa_eurlex --stage bank --after representation --vary model.head.samples=0,1,2,5,10
-    python benchmarks/shared_stage.py lsfa_eurlex --stage bank --after representation --vary model.head.head_count=10,50,100
+    python benchmarks/shared_stage.py lsfa_eurlex --stage bank --after representation \\
+        --vary model.head.samples=0,1,2,5,10
+    python benchmarks/shared_stage.py lsfa_eurlex --stage bank --after representation \\
+        --vary model.head.head_count=10,20,50,100,200
 
 Further options go to every run. Finished runs are skipped.
 """

@@ -17,7 +17,7 @@ PscScale = Literal["sum", "authors"]
 def contrastive_loss(
     features: Tensor, labels: Tensor, prototypes: Tensor, support: Tensor, temperature: float
 ) -> Tensor:
-    """L_PSC without its weight: cross-entropy of the cosines between a pair's feature and all prototypes, sum over pairs.
+    """Cross-entropy of the cosines between a pair's feature and all prototypes, summed over pairs: L_PSC / alpha.
 
     Eq. 9 with the sign corrected, and with the own prototype in the denominator, which bounds the loss. Labels
     without a prototype are left out.
@@ -32,9 +32,9 @@ def contrastive_loss(
 
 
 def psc_factor(scale: PscScale, documents: int, pairs: int, num_labels: int) -> float:
-    """What a batch's sum over pairs is multiplied by, beside a BCE that is summed over labels, averaged over documents.
+    """Factor of a batch's sum over pairs, beside a BCE that is summed over labels and averaged over documents.
 
-    `sum` is Eq. 9 beside Eq. 6: the same reduction for both. The authors' code averages the BCE over labels too, and the
-    contrastive loss over pairs and once more over documents; `authors` is their sum times the number of labels.
+    `sum` is Eq. 9 beside Eq. 6, both with the same reduction. The authors' code averages the BCE over labels too, and
+    the contrastive loss over pairs and once more over documents: `authors` is their total times the number of labels.
     """
     return 1 / documents if scale == "sum" else num_labels / (documents * max(pairs, 1))

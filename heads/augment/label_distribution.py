@@ -1,4 +1,4 @@
-"""Training examples of each label after augmentation of whole documents, and of feature-label pairs (LSFA, Figure 1a)."""
+"""Training examples of each label after augmentation of documents, and of feature-label pairs (LSFA, Figure 1a)."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ class Decoupled(Head):
         head: head of the frequent labels; its transitions have dotted names, such as `head.fit`.
         tail: head of the other labels.
         fraction: share of the labels that are frequent, rounded down (tau). A part without labels does not exist.
-        tail_labels: number of rarest labels that are the tail, as HTTN's paper has it for LTMCP (l_tail); takes precedence
-            over `fraction`.
+        tail_labels: number of rarest labels that are the tail, as in the LTMCP rows of HTTN's tables (l_tail); takes
+            precedence over `fraction`.
         head_stage: name of the stage that trains only `head`; stages with other names train both parts.
         tail_stage: name of the stage that trains only `tail`.
         all_documents: train each part on all documents. The paper uses only documents with a label of the part.

@@ -44,8 +44,8 @@ class PrototypeTransfer(DenseHead):
 
     Args:
         hidden: width of the document vector (d).
-        tail_labels: number of rarest labels that are tail (l_tail); takes precedence over `tail_count`. With 0, all labels
-            are trained together: the baseline Joint with HTTN's own classifier, a control that differs in nothing else.
+        tail_labels: number of rarest labels that are tail (l_tail); takes precedence over `tail_count`. With 0, all
+            labels are trained together: Joint with HTTN's classifier, a control that differs in nothing else.
         tail_count: largest number of training documents of a tail label.
         shots: documents per sampled prototype (t).
         draws: sampled prototypes per head label (S).
@@ -58,14 +58,14 @@ class PrototypeTransfer(DenseHead):
             Figure 3, without fine-tuning alone H-F.
         temperature: temperature of the attention's softmax.
         attention_weight: weight of the attended prototype; 0.5 is the paper's average.
-        members: number of tail classifiers from independent draws, whose probabilities are averaged (G of EHTTN). In the
-            paper each is a complete HTTN; the official code has neither `attention` nor fine-tuning there.
+        members: number of tail classifiers from independent draws, whose probabilities are averaged (G of EHTTN). In
+            the paper each is a complete HTTN; the official code has neither `attention` nor fine-tuning there.
         objective: fine-tune `members` by the loss of their mean probability (`collaborative`) or by the mean of their
             losses, as if each were trained alone (`individual`).
         rank_members: measure the ranking of each member too, as `member01/P@1` and so on (Figure 6).
         normalize: scale document vectors and sampled prototypes to unit length.
         normalize_head: scale classifiers of head labels to unit length too, as imprinting does (Qi et al. 2018,
-            https://arxiv.org/abs/1712.07136): imprinted classifiers, which are unit prototypes, then have the same norm.
+            https://arxiv.org/abs/1712.07136): imprinted classifiers are unit prototypes.
         scale: initial value of the learned scale of the logits.
         bias: append a constant coordinate 1, which the map transfers like the others.
         mix: number of other documents in `tail_documents` per document with a tail label.
@@ -352,7 +352,6 @@ def _head_mask(space: LabelSpace, tail_labels: int | None, tail_count: int) -> T
         option = f"tail_count={tail_count}" if tail_labels is None else f"tail_labels={tail_labels}"
         raise UserError(f"all {len(mask)} labels are tail, so there are no head labels: lower `{option}`")
     if mask.all() and tail_labels is None:
-        raise UserError(
-            f"no label has {tail_count} training documents or fewer: raise `tail_count`, or set `tail_labels=0`"
-        )
+        reason = f"no label has {tail_count} training documents or fewer"
+        raise UserError(f"{reason}: raise `tail_count`, or set `tail_labels=0` to train all labels together")
     return mask

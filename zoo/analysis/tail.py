@@ -49,9 +49,9 @@ class TailTable:
 
 
 def tail_table(runs: Sequence[TestedRun], tail_labels: int) -> TailTable:
-    """Compare runs on the `tail_labels` rarest labels of the first, as far as test documents have them (HTTN, Figure 4).
+    """Compare runs on the `tail_labels` rarest labels of the first (HTTN, Figure 4).
 
-    A label is predicted where it scores at least 0.5.
+    Labels without test documents are left out. A label is predicted where it scores at least 0.5.
     """
     first = runs[0]
     if any(run.ids != first.ids or not run.is_truth_of(first) for run in runs):
@@ -61,14 +61,8 @@ def tail_table(runs: Sequence[TestedRun], tail_labels: int) -> TailTable:
     if not 0 < tail_labels <= len(by_frequency):
         raise UserError(f"`tail_labels={tail_labels}` is not between 1 and the number of labels, {len(by_frequency):,}")
     found = [
-        dict(
-            zip(
-                (run.labels[i] for i in run.measurement.supported),
-                run.measurement.label_f1(f"{THRESHOLD:g}"),
-                strict=True,
-            )
-        )
-        for run in runs
+        {run.labels[i]: f1 for i, f1 in zip(run.measurement.supported, at_threshold, strict=True)}
+        for run, at_threshold in ((run, run.measurement.label_f1(f"{THRESHOLD:g}")) for run in runs)
     ]
     shown = [label for label in by_frequency[-tail_labels:] if first.labels[label] in found[0]]
     names = [first.labels[label] for label in shown]
