@@ -228,7 +228,9 @@ class PrototypeTransfer(DenseHead):
         return having(targets, self.is_head.cpu()).nonzero().flatten()
 
     def tail_documents(self, targets: Targets, seed: int) -> Tensor:
-        """Documents with a tail label, and `mix` others per such document."""
+        """Documents with a tail label, and `mix` others per such document; all documents if no label is tail."""
+        if self.is_head.all():
+            return torch.arange(len(targets))
         chosen = having(targets, ~self.is_head.cpu())
         rest = (~chosen).nonzero().flatten()
         order = torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed))

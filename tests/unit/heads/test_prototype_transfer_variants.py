@@ -22,6 +22,7 @@ def test_without_tail_labels_it_is_the_joint_model():
     assert all(p.grad.any() for p in head.parameters() if p.requires_grad)
     assert [name for name, p in head.named_parameters() if not p.requires_grad] == ["tail"]
     assert head.weight_norms().shape == (7,)
+    assert head.tail_documents(targets, 0).tolist() == list(range(60))  # the stages of HTTN remain valid
 
 
 def test_the_transfer_of_no_labels_changes_nothing():
