@@ -16,7 +16,7 @@ from scipy.sparse import csr_array
 from datamodules.batch import Targets
 from heads import Bonsai, Parabel, TransitionContext
 from heads.engines.cbor import read_cbor
-from heads.engines.omikuji_trees import column_norms, in_order, library
+from heads.engines.omikuji_trees import column_norms, in_order, leaves, library
 from heads.engines.sparse_text import write_documents
 from heads.tree.label_tree import label_matrix
 from tests.support.engines import LABELS, corpus, space_of
@@ -229,17 +229,34 @@ def test_norms_of_columns_leave_the_bias_out():
     assert column_norms(dense).tolist() == column_norms({"Sparse": sparse}).tolist() == [5, 1]
 
 
-def test_weight_norms_are_those_of_the_margins(monkeypatch):
-    """With one leaf and one tree, the probability of a label is exp(-max(0, 1 - margin)^2)."""
+def slow_matrix(weights):
+    """A decoded matrix, entry by entry, (features + 1, classifiers)."""
+    ((kind, content),) = weights.items()
+    if kind == "Dense":
+        return np.array(content["data"]).reshape(content["dim"])
+    matrix = np.zeros((content["outer_dim"], content["inner_dim"]))
+    for place, row in enumerate(content["outer_inds"]):
+        for at in range(*content["indptr"][place : place + 2]):
+            matrix[row, content["inner_inds"][at]] = content["data"][at]
+    return matrix
+
+
+def test_weight_norms_are_those_of_the_classifiers():
+    """Decoded weights predict as the library does: a leaf's probability is exp(-max(0, 1 - margin)^2)."""
     counts, targets = corpus(200)
-    engine = Parabel(1, space_of(targets), max_leaf=100, trees=1, prune=0)
+    engine = Parabel(1, space_of(targets), max_leaf=100, trees=1)
     assert engine.weight_norms() is None
     engine.fit(TransitionContext(words=counts, targets=targets))
-    width = engine.tfidf.idf.shape[0]
-    rows = csr_array(np.concatenate([np.zeros((1, width)), np.eye(width)]).astype(np.float32))
-    ranking = engine.rank_rows(rows, LABELS)
-    scores = torch.zeros(width + 1, LABELS).scatter(1, ranking.labels, ranking.scores)
-    margins = 1 - (-scores.double().log()).sqrt()
-    learned = (scores > 0) & (scores < 1)
-    weights = (margins[1:] - margins[:1]).where(learned[1:] & learned[:1], 0)
-    assert torch.allclose(engine.weight_norms(), weights.norm(dim=0).float(), rtol=0.1)
+    (tree,) = (read_cbor(v.numpy().tobytes()) for name, v in engine.files.items() if name.endswith(".cbor"))
+    ((labels, weights),) = leaves(tree)
+    matrix, words = slow_matrix(weights), engine.tfidf.matrix(corpus(20, seed=1)[0])
+    expected = np.zeros((20, LABELS))
+    expected[:, labels] = np.exp(-(np.maximum(0, 1 - (words.toarray() @ matrix[:-1] + matrix[-1])) ** 2))
+    ranking = engine.rank_rows(words, LABELS)
+    for row in range(20):
+        known = ranking.labels[row] >= 0
+        assert np.allclose(ranking.scores[row][known], expected[row, ranking.labels[row][known]], atol=1e-4)
+    norms = np.zeros(LABELS)
+    norms[labels] = [np.linalg.norm(column[:-1]) for column in matrix.T]
+    assert np.allclose(engine.weight_norms(), norms, atol=1e-5)
+    assert norms.min() > 0.1
