@@ -108,7 +108,7 @@ def fingerprint(module: nn.Module) -> int:
     total = 0
     for value in module.state_dict().values():
         if isinstance(value, Tensor):
-            total = zlib.crc32(memoryview(value.detach().cpu().reshape(-1).view(torch.uint8).numpy()), total)
+            total = zlib.crc32(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes(), total)
     return total
 
 

@@ -99,9 +99,9 @@ def rerank(
         head.learn(take(ranking, used), targets.take(used), context)
     base, truth = take(ranking, measured), targets.take(measured)
     if form != "ranknet" and exponent is None:
-        head.choose(((take(base, rows), truth.take(rows)) for rows in blocks(len(truth))), context)
+        head.choose(((take(base, rows), truth.take(rows)) for rows in slices(len(truth))), context)
     before, after = RankingMetrics(module.space), RankingMetrics(module.space)
-    for rows in blocks(len(truth)):
+    for rows in slices(len(truth)):
         first, own = take(base, rows), truth.take(rows)
         second = head.reranked(Ranking(first.scores.to(module.device), first.labels.to(module.device)), module.depth)
         before.update(first.scores[:, : module.depth], first.labels[:, : module.depth], own)
@@ -195,7 +195,7 @@ def take(ranking: Ranking, rows: Tensor) -> Ranking:
     return Ranking(ranking.scores[rows], ranking.labels[rows])
 
 
-def blocks(size: int) -> Iterator[Tensor]:
+def slices(size: int) -> Iterator[Tensor]:
     for first in range(0, size, BLOCK):
         yield torch.arange(first, min(first + BLOCK, size))
 
