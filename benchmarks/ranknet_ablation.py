@@ -28,19 +28,26 @@ from zoo.training.ranking_metrics import RankingMetrics
 SHOWN = ("PSP@1", "PSP@3", "PSP@5", "P@1", "P@3", "P@5")
 NONE = {"blocks": 0, "learned_exponent": None}
 FULL = {"on": "probabilities", "network": "full", "learned_exponent": None}
+WIDE, LAST = {"margin": 0.5}, {"held_back": 0.0}  # c = 0.5, no early stopping
+ALONE = {"blocks": 0}
 ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # training scores, settings of Rerank and of RankNet
     "base": ("", NONE, {}),
     "r f": ("", NONE | {"exponent": 1.0}, {}),
-    "network on logits": ("oof", {"on": "logits", "learned_exponent": None}, {}),
-    "network on log probabilities": ("oof", {"learned_exponent": None}, {}),
-    "a ln r": ("oof", {"blocks": 0}, {"held_back": 0.0}),
-    "a ln r, base-hard negatives": ("oof", {"blocks": 0}, {"held_back": 0.0, "hard_negatives": "base"}),
-    "a ln r + network": ("oof", {}, {}),
-    "a ln r + network, no early stopping": ("oof", {}, {"held_back": 0.0}),
-    "full form": ("oof", FULL, {}),
-    "a ln r, on validation": ("val", {"blocks": 0}, {"held_back": 0.0}),
-    "a ln r + network, on validation": ("val", {}, {}),
-    "full form, on validation": ("val", FULL, {}),
+    "a ln r": ("oof", ALONE, LAST),
+    "a ln r, c = 0": ("oof", ALONE, LAST | {"margin": 0.0}),
+    "a ln r, c = 0.5": ("oof", ALONE, LAST | WIDE),
+    "a ln r, c = 0.5, early stopping": ("oof", ALONE, WIDE),
+    "a ln r, c = 0.5, lambda = 1": ("oof", ALONE, LAST | WIDE | {"margin_weight": 1.0}),
+    "a ln r, c = 0.5, hard by the base": ("oof", ALONE, LAST | WIDE | {"hard_negatives": "base"}),
+    "network on logits, early stopping": ("oof", {"on": "logits", "learned_exponent": None}, {}),
+    "network on log probabilities, c = 0.5, early stopping": ("oof", {"learned_exponent": None}, WIDE),
+    "a ln r + network, c = 0.5, early stopping": ("oof", {}, WIDE),
+    "a ln r + network": ("oof", {}, LAST),
+    "full form, early stopping": ("oof", FULL, {}),
+    "full form": ("oof", FULL, LAST),
+    "a ln r, trained on validation": ("val", ALONE, LAST),
+    "a ln r + network, trained on validation": ("val", {}, {}),
+    "full form, trained on validation": ("val", FULL, {}),
 }
 
 
