@@ -40,6 +40,11 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # training scor
     "a ln r, c = 0.5, lambda = 1": ("oof", ALONE, LAST | WIDE | {"margin_weight": 1.0}),
     "a ln r, c = 0.5, hard by the base": ("oof", ALONE, LAST | WIDE | {"hard_negatives": "base"}),
     "network on logits, early stopping": ("oof", {"on": "logits", "learned_exponent": None}, {}),
+    "network on logits, early stopping, lambda = 10, hard by the base": (
+        "oof",
+        {"on": "logits", "learned_exponent": None},
+        {"margin_weight": 10.0, "hard_negatives": "base"},
+    ),
     "network on log probabilities, c = 0.5, early stopping": ("oof", {"learned_exponent": None}, WIDE),
     "a ln r + network, c = 0.5, early stopping": ("oof", {}, WIDE),
     "a ln r + network": ("oof", {}, LAST),

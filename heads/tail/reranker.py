@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -135,7 +135,9 @@ class Rerank(CandidateHead):
         self.is_trained, self.power = bool(self.trained), round(float(self.exponent), 6)
         self.largest_factor = self.net.largest_factor()
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        if self.net.exponent is not None:  # older checkpoints have none
+            state_dict.setdefault(f"{prefix}net.exponent", torch.zeros_like(self.net.exponent))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         # A network of another size is not loaded, and this one is untrained.
         self.trained &= all(f"{prefix}net.{name}" in state_dict for name in self.net.state_dict())

@@ -299,6 +299,16 @@ def test_checkpoints_keep_network_and_exponent():
     assert not narrow.is_trained  # another network was not taken over
 
 
+def test_checkpoints_without_an_exponent_have_0():
+    space, (scores, targets), _ = halves()
+    head = build(space, Folded, on="logits", learned_exponent=None, ranknet=RankNetTraining(steps=10))
+    head.train_ranknet(transition(scores, targets))
+    other = build(space, Folded, on="logits", seed=1)
+    other.load_state_dict(head.state_dict())
+    assert other.is_trained
+    assert torch.equal(other.rank(wrap(scores), 9).scores, head.rank(wrap(scores), 9).scores)
+
+
 @pytest.mark.parametrize(
     ("settings", "plan", "names"),
     [
