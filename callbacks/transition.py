@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import math
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from inspect import signature
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -29,6 +31,7 @@ from zoo.core.lightning_internals import callbacks_of, is_fast_dev_run, logging_
 from zoo.training.module import ZooModule
 
 T = TypeVar("T")
+VECTORS: WeakKeyDictionary[TextDataModule, dict[int, Tensor]] = WeakKeyDictionary()  # of training documents, by encoder
 
 
 class TrainerContext(TransitionContext):
@@ -52,6 +55,13 @@ class TrainerContext(TransitionContext):
 
     def train_features(self, rows: Tensor | None = None) -> Iterator[tuple[Features, Batch]]:
         return self._encoded(self.data.pass_dataloader("train", None if rows is None else rows.numpy()))
+
+    def train_vectors(self, dim: int, device: torch.device) -> Tensor:
+        """Computed once, unless the encoder has changed since."""
+        key = fingerprint(self.module.backbone)
+        if key not in VECTORS.setdefault(self.data, {}):
+            VECTORS[self.data] = {key: super().train_vectors(dim, device)}
+        return VECTORS[self.data][key]
 
     def val_targets(self) -> Targets:
         return self.data.targets("val")
@@ -91,6 +101,15 @@ class TrainerContext(TransitionContext):
     def log(self, values: Mapping[str, float]) -> None:
         for logger in self.trainer.loggers:
             logger.log_metrics(dict(values), step=logging_step(self.trainer))
+
+
+def fingerprint(module: nn.Module) -> int:
+    """Checksum of all weights and buffers."""
+    total = 0
+    for value in module.state_dict().values():
+        if isinstance(value, Tensor):
+            total = zlib.crc32(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes(), total)
+    return total
 
 
 def check_strategy(trainer: Trainer) -> None:

@@ -93,6 +93,18 @@ class TransitionContext:
         targets = self.train_targets()
         return self._batches(present(self.features, "features"), targets, self._share(len(targets), rows))
 
+    def train_vectors(self, dim: int, device: torch.device) -> Tensor:
+        """Document vectors of all training documents, in corpus order, (documents, dim), on the CPU of every process.
+
+        `device` is that of the all-reduces.
+        """
+        vectors = torch.zeros(len(self.train_targets()), dim)
+        for features, batch in self.train_features():
+            vectors[batch.rows.cpu()] = features.pooled.float().cpu()
+        for part in torch.split(vectors, 2**14):  # rows of other processes are zeros
+            part.copy_(self.sum(part.to(device)))
+        return vectors
+
     def val_targets(self) -> Targets:
         """Labels of all validation documents, in corpus order."""
         return present(self.val, "val")[1]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Self
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import torch
-from scipy.sparse import csr_array
+import torch.nn.functional as F
+from scipy.sparse import csr_array, hstack
 from torch import Tensor
 
 from backbones.base import Features
@@ -16,9 +17,22 @@ from heads.base import Head, Ranking, TransitionContext, check_low
 from heads.tree.label_tree import label_matrix
 from zoo.core.errors import UserError
 
+Kind = Literal["tfidf", "dense", "both"]
+
+
+class Documents(NamedTuple):
+    """What the features of documents are computed from; None if they do not need it."""
+
+    counts: csr_array | None  # (documents, vocabulary)
+    vectors: Tensor | None  # (documents, dim)
+
+    def take(self, rows: Tensor) -> Documents:
+        counts = None if self.counts is None else self.counts[rows.numpy()]
+        return Documents(counts, None if self.vectors is None else self.vectors[rows])
+
 
 class LinearEngine(Head):
-    """Base class of linear engines: heads on TF-IDF features, whatever the backbone is, without gradient training.
+    """Base class of linear engines: heads on TF-IDF features or frozen document vectors, without gradient training.
 
     A stage without epochs fits the model: `on_enter: [fit]`. The first process fits it with all its cores, and the
     result is broadcast. Implement `learn`, `rank_rows`, `get_extra_state` and `set_extra_state`, and add the arguments
@@ -28,17 +42,34 @@ class LinearEngine(Head):
         min_documents: words in fewer training documents are dropped.
         sublinear: use 1 + ln(count); False uses counts, or feature values, as they are.
         lead: give the first `lead` words of a document, and pairs of neighbours among them, features of their own.
+        features: `tfidf`, whatever the backbone is; `dense` for the backbone's document vectors, which must not change
+            after `fit`; or `both`, one after the other. Each has unit length.
+        dense_weight: factor of the document vectors in `both`.
     """
 
     settings: dict[str, Any]
 
     def __init__(
-        self, dim: int, space: LabelSpace, min_documents: int = 2, sublinear: bool = True, lead: int = 0
+        self,
+        dim: int,
+        space: LabelSpace,
+        min_documents: int = 2,
+        sublinear: bool = True,
+        lead: int = 0,
+        features: Kind = "tfidf",
+        dense_weight: float = 1.0,
     ) -> None:
         super().__init__(dim, space)
         check_low(1, min_documents=min_documents)
         check_low(0, lead=lead)
+        check_low(1e-9, dense_weight=dense_weight)
+        if features not in get_args(Kind):
+            raise UserError(f"`features={features}` is none of {', '.join(get_args(Kind))}")
+        if features != "tfidf" and dim < 2:
+            raise UserError(f"`features={features}` needs a backbone with document vectors, unlike Words")
+        self.features, self.dense_weight = features, dense_weight
         self.space, self.settings = space, {"min_documents": min_documents, "sublinear": sublinear, "lead": lead}
+        self.settings |= {"features": features, "dense_weight": dense_weight}
         self.tfidf = TfIdf(space, min_documents, sublinear, lead)
 
     @property
@@ -53,11 +84,11 @@ class LinearEngine(Head):
 
     @abstractmethod
     def learn(self, words: csr_array, labels: csr_array, ctx: TransitionContext) -> None:
-        """Fit the model, on the first process, to TF-IDF features (documents, width) and 0/1 labels."""
+        """Fit the model, on the first process, to features (documents, width) and 0/1 labels."""
 
     @abstractmethod
     def rank_rows(self, words: csr_array, k: int) -> Ranking:
-        """Rank the k best labels of documents from their TF-IDF features, on the CPU."""
+        """Rank the k best labels of documents from their features, on the CPU."""
 
     @property
     def pending(self) -> tuple[str, ...]:
@@ -70,27 +101,46 @@ class LinearEngine(Head):
         )
 
     def rank(self, features: Features, k: int) -> Ranking:
-        if features.batch is None:
-            raise UserError(f"{type(self).__name__} reads words: `features.batch` is missing")
-        device, size = features.pooled.device, len(features.batch)
+        device, size = features.pooled.device, len(features.pooled)
         if self.fitted:
-            words = self.tfidf.matrix(self.tfidf.counts(features.batch))
-            ranking = self.rank_rows(words, k)
+            ranking = self.rank_rows(self.matrix(self._documents(features)), k)
         else:  # validation before its stage
             ranking = Ranking(torch.zeros(size, k), torch.full((size, k), -1))
         return Ranking(ranking.scores.to(device), ranking.labels.to(device))
+
+    def matrix(self, documents: Documents) -> csr_array:
+        """Features of documents, (documents, width): blocks of unit length."""
+        counts, vectors = documents
+        blocks = [] if counts is None else [self.tfidf.matrix(counts)]
+        if vectors is not None:
+            scale = self.dense_weight if blocks else 1.0
+            blocks.append(csr_array((scale * F.normalize(vectors.float(), dim=1)).numpy()))
+        return blocks[0] if len(blocks) == 1 else csr_array(hstack(blocks, format="csr"))
+
+    def _documents(self, features: Features) -> Documents:
+        if self.features == "dense":
+            return Documents(None, features.pooled.cpu())
+        if features.batch is None:
+            raise UserError(f"{type(self).__name__} reads words: `features.batch` is missing")
+        return Documents(self.tfidf.counts(features.batch), features.pooled.cpu() if self.features == "both" else None)
+
+    def _train_documents(self, ctx: TransitionContext) -> Documents:
+        counts = None if self.features == "dense" else ctx.train_words(self.tfidf.lead)
+        device = self.tfidf.idf.device  # that of all-reduces
+        return Documents(counts, None if self.features == "tfidf" else ctx.train_vectors(self.dim, device))
 
     # --- transitions
 
     @torch.no_grad()
     def fit(self, ctx: TransitionContext) -> None:
         """Fit to all training documents and the stage's augmented copies."""
-        self._fit(ctx.train_words(self.tfidf.lead), ctx.train_targets().to("cpu"), None, ctx)
+        self._fit(self._train_documents(ctx), ctx.train_targets().to("cpu"), None, ctx)
 
-    def _fit(self, counts: csr_array, targets: Targets, rows: Tensor | None, ctx: TransitionContext) -> None:
-        """Fit to the training documents `rows`, or all, which have these counts and targets."""
-        self.tfidf.learn(counts)
-        words, targets = ctx.augmented(self.tfidf.matrix(counts), targets, rows)
+    def _fit(self, documents: Documents, targets: Targets, rows: Tensor | None, ctx: TransitionContext) -> None:
+        """Fit to the training documents `rows`, or all, which have these targets."""
+        if documents.counts is not None:
+            self.tfidf.learn(documents.counts)
+        words, targets = ctx.augmented(self.matrix(documents), targets, rows)
         self.learn(words, label_matrix(targets, self.num_labels), ctx)
 
     def unfitted(self) -> Self:
@@ -103,7 +153,7 @@ class LinearEngine(Head):
 
         In-sample scores of a linear model are far too good to train another model on.
         """
-        counts, targets = ctx.train_words(self.tfidf.lead), ctx.train_targets().to("cpu")
+        documents, targets = self._train_documents(ctx), ctx.train_targets().to("cpu")
         if not 2 <= folds <= len(targets):
             raise UserError(
                 f"{folds} folds of {len(targets):,} documents: give at least 2 folds, and no more than documents"
@@ -113,17 +163,17 @@ class LinearEngine(Head):
         for fold in range(folds):
             seen, unseen = (fold_of != fold).nonzero().flatten(), (fold_of == fold).nonzero().flatten()
             engine = self.unfitted().to(self.tfidf.idf.device)  # the device of all-reduces
-            engine._fit(counts[seen.numpy()], targets.take(seen), seen, ctx)
-            ranking = engine._share(counts[unseen.numpy()], k, ctx)
+            engine._fit(documents.take(seen), targets.take(seen), seen, ctx)
+            ranking = engine._share(documents.take(unseen), len(unseen), k, ctx)
             scores[unseen], labels[unseen] = ranking.scores, ranking.labels
         return Ranking(scores, labels)
 
-    def _share(self, counts: csr_array, k: int, ctx: TransitionContext) -> Ranking:
+    def _share(self, documents: Documents, size: int, k: int, ctx: TransitionContext) -> Ranking:
         """Rank on the first process, which has the model, and broadcast the ranking."""
         device = self.tfidf.idf.device
-        scores, labels = torch.zeros(counts.shape[0], k), torch.zeros(counts.shape[0], k, dtype=torch.long)
+        scores, labels = torch.zeros(size, k), torch.zeros(size, k, dtype=torch.long)
         if ctx.first:
-            ranking = self.rank_rows(self.tfidf.matrix(counts), k)
+            ranking = self.rank_rows(self.matrix(documents), k)
             scores, labels = ranking.scores, ranking.labels
         return Ranking(ctx.sum(scores.to(device)).cpu(), ctx.sum(labels.to(device)).cpu())
 

@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cache, partial
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from datamodules.batch import LabelSpace
 from heads.base import Ranking, TransitionContext, check_low
+from heads.engines.cbor import read_cbor
 from heads.engines.linear_engine import LinearEngine
 from heads.engines.processes import Workers
 from heads.engines.sparse_text import write_documents
@@ -113,6 +115,17 @@ class Parabel(LinearEngine):
             torch.from_numpy(scores).clamp(0, 1), torch.from_numpy(labels.astype(np.int64)), self.num_labels
         )
 
+    def weight_norms(self) -> Tensor | None:
+        """Mean over trees of the norms in the leaves. The library does not expose weights, but its files have them."""
+        if self.files is None:
+            return None
+        trees = [content for name, content in self.files.items() if name.endswith(".cbor")]
+        norms = np.zeros(self.num_labels)
+        for tree in trees:
+            for labels, weights in leaves(read_cbor(tree.numpy().tobytes())):
+                norms[labels] += column_norms(weights) / len(trees)
+        return torch.from_numpy(norms).float()
+
     def _load(self, folder: Path) -> None:
         self.files = {file.name: torch.from_numpy(np.fromfile(file, np.uint8)) for file in sorted(folder.iterdir())}
         self.model = load_model(folder)
@@ -188,6 +201,27 @@ def rank_documents(
         given = (len(ids), ffi.from_buffer("uint32_t[]", ids), ffi.from_buffer("float[]", values))
         found = (ffi.from_buffer("uint32_t[]", labels[row]), ffi.from_buffer("float[]", scores[row]))
         lib.omikuji_predict(model._model_ptr, beam, *given, size, *found, pool)
+
+
+def leaves(node: dict[str, Any]) -> Iterator[tuple[list[int], dict[str, Any]]]:
+    """Labels and weights of all leaves under a node of a decoded tree."""
+    (kind, content) = next(iter(node.items()))
+    if kind == "Leaf":
+        yield content["labels"], content["weights"]
+    else:
+        for child in content["children"]:
+            yield from leaves(child)
+
+
+def column_norms(weights: dict[str, Any]) -> np.ndarray:
+    """Norms of the classifiers in a decoded matrix (features + 1, classifiers), without their biases, the last row."""
+    (kind, content) = next(iter(weights.items()))
+    if kind == "Dense":
+        values = np.array(content["data"], np.float64).reshape(content["dim"])
+        return np.asarray(np.linalg.norm(values[:-1], axis=0))
+    rows = np.repeat(content["outer_inds"], np.diff(content["indptr"]))
+    squares = np.where(rows < content["outer_dim"] - 1, np.square(np.array(content["data"], np.float64)), 0)
+    return np.sqrt(np.bincount(content["inner_inds"], squares, content["inner_dim"]))
 
 
 def in_order(scores: Tensor, labels: Tensor, num_labels: int) -> Ranking:

@@ -22,6 +22,7 @@ from zoo.core.extras import missing_extra
 
 GROUP = 16  # labels per process; the result depends on it, so it does not depend on the number of workers
 DENSE = 2**22  # largest number of scores in a block of documents
+LEAST_NORM = 1e-6  # of weights that are divided by their norm
 ROWS = 64  # documents per block: small, so that a batch has blocks for all cores
 
 
@@ -38,6 +39,8 @@ class OneVsRestSvm(LinearEngine):
         prune: weights with a smaller magnitude are dropped; 0 keeps all.
         slope: a label's probability is sigmoid(slope * margin).
         workers: number of processes. Default: the number of cores.
+        normalize: exponent t of w / |w|^t in predictions (Kang et al. 2020, https://arxiv.org/abs/1910.09217, section
+            4.1): 1 makes the weights of all labels equally long, 0 leaves them. Biases are kept.
         words: arguments of `LinearEngine`.
     """
 
@@ -49,14 +52,15 @@ class OneVsRestSvm(LinearEngine):
         prune: float = 0.01,
         slope: float = 4.0,
         workers: int | None = None,
+        normalize: float = 0.0,
         **words: Any,
     ) -> None:
         super().__init__(dim, space, **words)
         check_low(1e-9, cost=cost, slope=slope)
-        check_low(0, prune=prune)
+        check_low(0, prune=prune, normalize=normalize)
         check_low(1, workers=workers)
-        self.cost, self.prune, self.slope, self.workers = cost, prune, slope, workers
-        self.settings |= {"cost": cost, "prune": prune, "slope": slope, "workers": workers}
+        self.cost, self.prune, self.slope, self.workers, self.normalize = cost, prune, slope, workers, normalize
+        self.settings |= {"cost": cost, "prune": prune, "slope": slope, "workers": workers, "normalize": normalize}
         self.weights: csr_array | None = None  # (vocabulary, num_labels)
         self.bias = np.zeros(0, np.float32)  # (num_labels,)
 
@@ -113,6 +117,8 @@ class OneVsRestSvm(LinearEngine):
     def _margins(self, words: csr_array) -> np.ndarray:
         """Margins of all labels, (documents, num_labels)."""
         margins: np.ndarray = (words @ self.weights).toarray()
+        if self.normalize and (norms := self.weight_norms()) is not None:
+            margins /= norms.clamp_min(LEAST_NORM).numpy() ** self.normalize
         margins += self.bias
         return margins
 

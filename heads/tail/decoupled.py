@@ -25,8 +25,9 @@ class Decoupled(Head):
 
     "Improving Tail Label Prediction for Extreme Multi-label Learning" (https://openreview.net/forum?id=hUAmiQCeUGm),
     section 3.3. Together with `TailAugment` it is Taug; with a neural `head` and a linear `tail` it is LTMCP. The paper
-    merges the raw scores of both parts, although neither has seen documents without its labels. The transition
-    `calibrate`, which is ours, brings them to one scale on validation documents.
+    merges the raw scores of both parts, although neither has seen documents without its labels: tail labels then gain
+    rank. The transition `calibrate`, which is ours, brings them to one scale on validation documents, and takes part of
+    that gain back.
 
     Args:
         head: head of the frequent labels; its transitions have dotted names, such as `head.fit`.
@@ -39,6 +40,7 @@ class Decoupled(Head):
         all_documents: train each part on all documents. The paper uses only documents with a label of the part.
         layer_per_part: `head` reads the first layer of the backbone and `tail` the second: two encoders of `PerLevel`.
         candidates: number of labels of each part, per validation document, that `calibrate` is fitted to.
+        calibrate: False merges raw scores, as in the paper; the transition `calibrate` then does nothing.
     """
 
     slope: Tensor  # (2,) a of p = sigmoid(a * logit + b), of head and tail
@@ -58,6 +60,7 @@ class Decoupled(Head):
         all_documents: bool = False,
         layer_per_part: bool = False,
         candidates: int = 100,
+        calibrate: bool = True,
     ) -> None:
         super().__init__(dim, space)
         if not 0 <= fraction <= 1:
@@ -65,6 +68,7 @@ class Decoupled(Head):
         check_low(1, candidates=candidates)
         check_low(0, tail_labels=tail_labels)
         self.candidates, self.stages = candidates, {head_stage: HEAD, tail_stage: TAIL}
+        self.raw_scores = not calibrate
         if len(self.stages) < 2:
             raise UserError(f"`head_stage={head_stage}` is the `tail_stage` too: give them different names")
         is_head = space.head_by_fraction(fraction) if tail_labels is None else space.head_by_tail_size(tail_labels)
@@ -126,6 +130,8 @@ class Decoupled(Head):
     @torch.no_grad()
     def calibrate(self, ctx: TransitionContext) -> None:
         """Fit Platt scaling of each part on all validation documents, with or without labels of the part."""
+        if self.raw_scores:
+            return
         scores: dict[str, list[Tensor]] = {name: [] for name in self.parts}
         for features, batch in ctx.val_features():
             for name, part in self.parts.items():

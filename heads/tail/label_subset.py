@@ -142,6 +142,11 @@ class SubsetContext(TransitionContext):
             mine = replace(batch, targets=self._own(batch.targets), rows=numbers.to(batch.rows.device)[batch.rows])
             yield self.subset.features(replace(features, batch=mine)), mine
 
+    def train_vectors(self, dim: int, device: torch.device) -> Tensor:
+        if self.subset.layer is not None:
+            return super().train_vectors(dim, device)
+        return self.ctx.train_vectors(dim, device)[self.documents]
+
     def val_targets(self) -> Targets:
         return self._own(self.ctx.val_targets())
 

@@ -21,9 +21,13 @@ def by_propensity(ranking: Ranking, inverse: Tensor, power: float) -> Ranking:
     small x, and is f for a = 0.
     """
     ordered = sort_by_score(weighted(ranking, inverse, power), ranking.labels)
-    largest = float(inverse.max()) ** power
-    scores = -torch.expm1(largest * torch.log1p(-(ordered.scores / largest).clamp(0, 1)))
-    return Ranking(scores.cummin(dim=1).values * (ordered.labels >= 0), ordered.labels)  # in order despite rounding
+    return as_probabilities(ordered, float(inverse.max()) ** power)
+
+
+def as_probabilities(ranking: Ranking, largest: float) -> Ranking:
+    """Map sorted scores x, which are probabilities times factors up to R = `largest`, to 1 - (1 - x / R)^R."""
+    scores = -torch.expm1(largest * torch.log1p(-(ranking.scores / largest).clamp(0, 1)))
+    return Ranking(scores.cummin(dim=1).values * (ranking.labels >= 0), ranking.labels)  # in order despite rounding
 
 
 def weighted(ranking: Ranking, inverse: Tensor, power: float) -> Tensor:

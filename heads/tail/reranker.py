@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -11,10 +11,11 @@ from torch import Tensor
 from backbones.base import Features
 from datamodules.batch import Batch, LabelSpace, Targets
 from heads.base import Head, Ranking, TransitionContext, check_low
-from heads.tail.calibration import NEAR, logits_of
-from heads.tail.propensity import EPSILON, GRID, best_exponent, by_propensity, exponent_sums
+from heads.tail.calibration import NEAR, SMALLEST, logits_of
+from heads.tail.propensity import EPSILON, GRID, as_probabilities, best_exponent, by_propensity, exponent_sums
 from heads.tail.rankings import CandidateHead, parse_metric, relevant, sort_by_score, truncate
-from heads.tail.ranknet import Candidates, RankNet, RankNetTraining, train_ranknet
+from heads.tail.ranknet import Form, RankNet, Scale
+from heads.tail.ranknet_training import MARGINS, Candidates, RankNetTraining, train_ranknet
 from zoo.core.errors import UserError
 
 MANY = 50_000  # number of labels from which the network is narrow, with sparse gradients
@@ -34,21 +35,24 @@ class Rerank(CandidateHead):
     "Improving Tail Label Prediction for Extreme Multi-label Learning" (https://openreview.net/forum?id=hUAmiQCeUGm),
     section 3.2. There are two forms, which can be combined, the network first:
 
-    - `train_ranknet`: a residual network F = W2 ReLU(W1 f) + f on the scores f learns to rank the rare labels of a
-      document before the frequent ones, and both before wrong labels.
-    - `choose_exponent`, or a fixed `exponent`: rank by r^a f, where r is the inverse propensity of the label. It trades
-      P@k for PSP@k. The paper has a = 1.
+    - `train_ranknet`: F = ln f + a ln r + W2 ReLU(W1 f), where f are scores and r inverse propensities, learns to rank
+      the rare labels of a document before the frequent ones, and both before wrong labels. Each part can be switched.
+    - `choose_exponent`, or a fixed `exponent`: rank by r^a f. It trades P@k for PSP@k. The parameter-free form of the
+      paper is `blocks=0, learned_exponent=None, exponent=1`.
 
     Changes to the paper: the network sees only the candidates of a document and is trained on scores of documents that
-    the inner head was not trained on; both terms of its loss are means over pairs; the exponent. A label outside the
-    candidates is never promoted. Scores stay in [0, 1], in the order of the ranking.
+    the inner head was not trained on; log probabilities; the trained exponent; both terms of the loss are means over
+    pairs. A label outside the candidates is never promoted. Scores stay in [0, 1], in the order of the ranking.
 
     Args:
         inner: head that finds the candidates; its transitions have dotted names, such as `inner.fit`.
         candidates: number of its best labels to re-rank.
-        blocks: number of stacked residual blocks; 0 for no network.
+        blocks: number of stacked residual blocks; 0 for none.
         width: width of the bottleneck. Default: 256, and 64 from 50,000 labels on.
-        on: whether f are probabilities or their logits.
+        on: scale of the scores that the network changes.
+        network: form of the blocks: `bottleneck` is W2 ReLU(W1 f); `full`, which needs probabilities, is Wr f, where Wr
+            has low rank beside a diagonal that starts at r - 1.
+        learned_exponent: start of the exponent a that is trained with the network; None for no term a ln r.
         scores: documents whose scores train the network. `out_of_fold`: all training documents, each scored by a model
             that has not seen it, if the inner head provides that. `held_out`: a share of the training documents, which
             the inner head's stages leave out with `documents: base_documents`. `validation`: validation metrics are
@@ -76,7 +80,9 @@ class Rerank(CandidateHead):
         candidates: int = 100,
         blocks: int = 1,
         width: int | None = None,
-        on: Literal["probabilities", "logits"] = "logits",
+        on: Scale = "log_probabilities",
+        network: Form = "bottleneck",
+        learned_exponent: float | None = 0.5,
         scores: Literal["out_of_fold", "held_out", "validation"] | None = None,
         folds: int = 3,
         held_out: float = 0.1,
@@ -93,13 +99,22 @@ class Rerank(CandidateHead):
         check_low(2, folds=folds)
         if not 0 < held_out < 1:
             raise UserError(f"`held_out={held_out}` is not between 0 and 1")
+        if on == "probabilities" and learned_exponent is not None:
+            raise UserError(
+                f"`on=probabilities` has no term a ln r: give `learned_exponent=null` instead of {learned_exponent}"
+            )
+        if network == "full" and on != "probabilities":
+            raise UserError(
+                f"`network=full` multiplies scores, and those of `on={on}` can be negative: give `on=probabilities`"
+            )
         self.on, self.fixed, self.measure_inner = on, exponent, measure_inner
         self.scores = scores or ("out_of_fold" if isinstance(self.inner, OutOfFold) else "validation")
         self.folds, self.held_out = folds, held_out
         self.training_settings, self.allowed_loss = ranknet or RankNetTraining(), allowed_loss
         self.metrics = parse_metric(gain, "gain"), parse_metric(keep, "keep")
         many = space.num_labels - space.added >= MANY  # the tables keep their width when labels are added
-        self.net = RankNet(space.num_labels, width or (64 if many else 256), blocks, many, on == "logits")
+        inverse = space.inverse_propensity()[: space.num_labels].float()
+        self.net = RankNet(inverse, width or (64 if many else 256), blocks, many, on, network, learned_exponent)
         self.net.requires_grad_(False)
         self.register_buffer("trained", torch.tensor(False))
         self.register_buffer("exponent", torch.tensor(exponent or 0.0))
@@ -107,6 +122,7 @@ class Rerank(CandidateHead):
         self.leaves_out = False  # a stage has called `base_documents`
         self._set_space(space)
         self._sync_flags()
+        self.register_load_state_dict_post_hook(sync_flags)  # type: ignore[no-untyped-call]
 
     def _set_space(self, space: LabelSpace) -> None:
         self.num_labels, self.counts = space.num_labels, torch.tensor(space.counts, dtype=torch.float)
@@ -117,12 +133,14 @@ class Rerank(CandidateHead):
     def _sync_flags(self) -> None:
         """Copy buffers to Python values: reading a buffer would make a GPU wait."""
         self.is_trained, self.power = bool(self.trained), round(float(self.exponent), 6)
+        self.largest_factor = self.net.largest_factor()
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        if self.net.exponent is not None:  # older checkpoints have none
+            state_dict.setdefault(f"{prefix}net.exponent", torch.zeros_like(self.net.exponent))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         # A network of another size is not loaded, and this one is untrained.
         self.trained &= all(f"{prefix}net.{name}" in state_dict for name in self.net.state_dict())
-        self._sync_flags()
 
     def loss(self, features: Features, targets: Targets, stage: str) -> dict[str, Tensor]:
         return self.inner.loss(features, targets, stage)
@@ -146,8 +164,8 @@ class Rerank(CandidateHead):
             self._check_scores()
 
     def _check_scores(self) -> None:
-        if not len(self.net.first):
-            raise UserError("`blocks=0` has no network to train: remove train_ranknet")
+        if not any(True for _ in self.net.parameters()):
+            raise UserError("`blocks=0` and `learned_exponent=null` leave nothing to train: remove train_ranknet")
         name, has_folds = type(self.inner).__name__, any(isinstance(part, OutOfFold) for part in self.inner.modules())
         if self.scores == "out_of_fold" and not isinstance(self.inner, OutOfFold):
             raise UserError(f"{name} has no out_of_fold scores: set `scores=held_out` or `scores=validation`")
@@ -186,11 +204,17 @@ class Rerank(CandidateHead):
             return ranking
         scores = self.net(ranking.labels, self._base_scores(ranking.scores))
         ordered = sort_by_score(scores, ranking.labels)
-        probable = ordered.scores.clamp(0, 1) if self.on == "probabilities" else ordered.scores.sigmoid()
-        return Ranking(probable * (ordered.labels >= 0), ordered.labels)
+        if self.on == "logits":
+            return Ranking(ordered.scores.sigmoid() * (ordered.labels >= 0), ordered.labels)
+        factors = ordered.scores.exp() if self.on == "log_probabilities" else ordered.scores
+        return as_probabilities(Ranking(factors, ordered.labels), self.largest_factor)
 
     def _base_scores(self, probabilities: Tensor) -> Tensor:
-        return probabilities.float() if self.on == "probabilities" else logits_of(probabilities, NEAR).float()
+        if self.on == "logits":
+            return logits_of(probabilities, NEAR).float()
+        return (
+            probabilities.float().clamp_min(SMALLEST).log() if self.on == "log_probabilities" else probabilities.float()
+        )
 
     # --- documents of the stages
 
@@ -220,7 +244,7 @@ class Rerank(CandidateHead):
     def learn(self, ranking: Ranking, targets: Targets, ctx: TransitionContext) -> None:
         """Train the network on candidates (documents, K) of the inner head."""
         settings, generator = self.training_settings, torch.Generator().manual_seed(ctx.seed)
-        margin = settings.margin if settings.margin is not None else 0.1 if self.on == "probabilities" else 1.0
+        margin = MARGINS[self.on] if settings.margin is None else settings.margin
         ranking = truncate(ranking, self.candidates)
         candidates = Candidates(ranking.labels, self._base_scores(ranking.scores), relevant(ranking.labels, targets))
         counts, weights = self.counts.to(self.trained.device), self.inverse_propensity
@@ -289,5 +313,10 @@ class Rerank(CandidateHead):
     @torch.no_grad()
     def learn_labels(self, space: LabelSpace, examples: Iterable[tuple[Features, Targets]]) -> None:
         self.inner.learn_labels(space, examples)
-        self.net.grow(space.num_labels)
         self._set_space(space)
+        self.net.grow(self.inverse_propensity)
+
+
+def sync_flags(head: Rerank, _: object) -> None:
+    """Runs after all parts of a state dict are loaded."""
+    head._sync_flags()

@@ -18,6 +18,7 @@ from datamodules import Targets, TextDataModule
 from datamodules.batch import LabelSpace
 from datamodules.prepare.vocabulary import Vocabulary
 from heads import Ranking, Rerank, TransitionContext
+from heads.tail.ranknet import Form, Scale
 from zoo.commands.output import print_summary
 from zoo.core.console import note, progress_bar, warn
 from zoo.core.errors import UserError, first_line
@@ -39,6 +40,10 @@ def rerank(
     gain: str = "PSP@5",
     keep: str = "P@1",
     exponent: float | None = None,
+    on: Scale = "log_probabilities",
+    network: Form = "bottleneck",
+    blocks: int = 1,
+    learned_exponent: float | None = 0.5,
     candidates: int = 100,
     seed: int = 0,
     device: str | None = None,
@@ -56,7 +61,12 @@ def rerank(
         allowed_loss: how much the metric of --keep may drop when the exponent is chosen.
         gain: ranking metric to maximize, such as PSP@5 or nDCG@5.
         keep: ranking metric to preserve, such as P@1.
-        exponent: exponent of the inverse propensity (default: chosen on the validation documents).
+        exponent: exponent of the inverse propensity (default: chosen on the validation documents). With `propensity`, 1
+            is the paper's parameter-free form.
+        on: scale of the scores that the network changes.
+        network: `bottleneck` is W2 ReLU(W1 f), `full`, which needs probabilities and no learned exponent, is Wr f.
+        blocks: number of stacked blocks of the network; 0 trains the learned exponent alone.
+        learned_exponent: start of the exponent that is trained with the network; `null` for none.
         candidates: number of candidate labels per document.
         seed: seed of the split of the documents and of the network.
         device: device such as `cpu` or `cuda` (default: a GPU if available).
@@ -64,13 +74,20 @@ def rerank(
     Examples:
         zoo rerank --ckpt best.ckpt --out reranked.ckpt
         zoo rerank --ckpt best.ckpt --out reranked.ckpt --allowed_loss 0.01
+        zoo rerank --ckpt best.ckpt --out reranked.ckpt --exponent 1
+        zoo rerank --ckpt best.ckpt --out reranked.ckpt --form ranknet --blocks 0
     """
     start = time.perf_counter()
     check_target(out)
     if form == "ranknet" and exponent is not None:
         raise UserError(f"`exponent={exponent}` needs `form=propensity` or `form=both`")
     powered = {"exponent": exponent, "gain": gain, "keep": keep, "allowed_loss": allowed_loss}
-    settings = {"candidates": candidates, "blocks": int(form != "propensity"), **(powered if form != "ranknet" else {})}
+    trained = {"on": on, "network": network, "blocks": blocks, "learned_exponent": learned_exponent}
+    if form == "propensity":
+        trained = {"blocks": 0, "learned_exponent": None}
+    elif not blocks and learned_exponent is None:
+        raise UserError(f"`form={form}` has nothing to train with `blocks=0` and `learned_exponent=null`")
+    settings = {"candidates": candidates, **trained, **(powered if form != "ranknet" else {})}
     module = on_device(wrapped(ckpt, settings), device)
     data = corpus_of(module, ckpt)
     head, context = module.head, SingleProcess(seed=seed)
@@ -78,13 +95,13 @@ def rerank(
     ranking, targets = candidates_of(module, data)
     measured = torch.arange(len(targets))
     if form != "propensity":
-        measured, trained = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed)).tensor_split(2)
-        head.learn(take(ranking, trained), targets.take(trained), context)
+        measured, used = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed)).tensor_split(2)
+        head.learn(take(ranking, used), targets.take(used), context)
     base, truth = take(ranking, measured), targets.take(measured)
     if form != "ranknet" and exponent is None:
-        head.choose(((take(base, rows), truth.take(rows)) for rows in blocks(len(truth))), context)
+        head.choose(((take(base, rows), truth.take(rows)) for rows in slices(len(truth))), context)
     before, after = RankingMetrics(module.space), RankingMetrics(module.space)
-    for rows in blocks(len(truth)):
+    for rows in slices(len(truth)):
         first, own = take(base, rows), truth.take(rows)
         second = head.reranked(Ranking(first.scores.to(module.device), first.labels.to(module.device)), module.depth)
         before.update(first.scores[:, : module.depth], first.labels[:, : module.depth], own)
@@ -178,7 +195,7 @@ def take(ranking: Ranking, rows: Tensor) -> Ranking:
     return Ranking(ranking.scores[rows], ranking.labels[rows])
 
 
-def blocks(size: int) -> Iterator[Tensor]:
+def slices(size: int) -> Iterator[Tensor]:
     for first in range(0, size, BLOCK):
         yield torch.arange(first, min(first + BLOCK, size))
 

@@ -277,6 +277,15 @@ def test_calibration_fits_each_part_on_validation_documents():
     assert torch.equal(again.rank(x, 10).scores, head.rank(x, 10).scores)
 
 
+def test_raw_scores_are_merged_without_calibration():
+    head, x = make(calibrate=False), features(40)
+    ctx = transition(x, [[0]] * 40)
+    head.calibrate(ctx)
+    assert ctx.logged == {}
+    logits = torch.cat([head.head.inner(x), head.tail.inner(x)], dim=1)
+    assert torch.equal(head.rank(x, 10).scores, ranked(logits, 10).scores)
+
+
 def test_fills_stay_last():
     class Few(Head):
         def loss(self, features, targets, stage):

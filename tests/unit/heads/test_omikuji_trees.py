@@ -15,7 +15,8 @@ from scipy.sparse import csr_array
 
 from datamodules.batch import Targets
 from heads import Bonsai, Parabel, TransitionContext
-from heads.engines.omikuji_trees import in_order, library
+from heads.engines.cbor import read_cbor
+from heads.engines.omikuji_trees import column_norms, in_order, leaves, library
 from heads.engines.sparse_text import write_documents
 from heads.tree.label_tree import label_matrix
 from tests.support.engines import LABELS, corpus, space_of
@@ -199,3 +200,63 @@ def test_unfitted_copies_have_the_same_settings():
     assert isinstance(twin, Bonsai)
     assert (twin.hyper, twin.beam) == (engine.hyper, engine.beam)
     assert twin.hyper["n_trees"] == 2
+
+
+def test_items_of_the_rfc_are_read():
+    """Examples of RFC 8949, Appendix A."""
+    examples = {
+        "00": 0,
+        "1864": 100,
+        "1b000000e8d4a51000": 1000000000000,
+        "3903e7": -1000,
+        "f93e00": 1.5,
+        "fa47c35000": 100000.0,
+        "fb3ff199999999999a": 1.1,
+        "f5": True,
+        "f6": None,
+        "4401020304": b"\x01\x02\x03\x04",
+        "6449455446": "IETF",
+        "8301820203820405": [1, [2, 3], [4, 5]],
+        "a26161016162820203": {"a": 1, "b": [2, 3]},
+    }
+    assert {text: read_cbor(bytes.fromhex(text)) for text in examples} == examples
+
+
+def test_norms_of_columns_leave_the_bias_out():
+    dense = {"Dense": {"dim": [3, 2], "data": [3.0, 1.0, 4.0, 0.0, 9.0, 9.0]}}
+    sparse = {"outer_dim": 3, "inner_dim": 2, "indptr": [0, 2, 3, 5], "outer_inds": [0, 1, 2]}
+    sparse |= {"inner_inds": [0, 1, 0, 0, 1], "data": [3.0, 1.0, 4.0, 9.0, 9.0]}
+    assert column_norms(dense).tolist() == column_norms({"Sparse": sparse}).tolist() == [5, 1]
+
+
+def slow_matrix(weights):
+    """A decoded matrix, entry by entry, (features + 1, classifiers)."""
+    ((kind, content),) = weights.items()
+    if kind == "Dense":
+        return np.array(content["data"]).reshape(content["dim"])
+    matrix = np.zeros((content["outer_dim"], content["inner_dim"]))
+    for place, row in enumerate(content["outer_inds"]):
+        for at in range(*content["indptr"][place : place + 2]):
+            matrix[row, content["inner_inds"][at]] = content["data"][at]
+    return matrix
+
+
+def test_weight_norms_are_those_of_the_classifiers():
+    """Decoded weights predict as the library does: a leaf's probability is exp(-max(0, 1 - margin)^2)."""
+    counts, targets = corpus(200)
+    engine = Parabel(1, space_of(targets), max_leaf=100, trees=1)
+    assert engine.weight_norms() is None
+    engine.fit(TransitionContext(words=counts, targets=targets))
+    (tree,) = (read_cbor(v.numpy().tobytes()) for name, v in engine.files.items() if name.endswith(".cbor"))
+    ((labels, weights),) = leaves(tree)
+    matrix, words = slow_matrix(weights), engine.tfidf.matrix(corpus(20, seed=1)[0])
+    expected = np.zeros((20, LABELS))
+    expected[:, labels] = np.exp(-(np.maximum(0, 1 - (words.toarray() @ matrix[:-1] + matrix[-1])) ** 2))
+    ranking = engine.rank_rows(words, LABELS)
+    for row in range(20):
+        known = ranking.labels[row] >= 0
+        assert np.allclose(ranking.scores[row][known], expected[row, ranking.labels[row][known]], atol=1e-4)
+    norms = np.zeros(LABELS)
+    norms[labels] = [np.linalg.norm(column[:-1]) for column in matrix.T]
+    assert np.allclose(engine.weight_norms(), norms, atol=1e-5)
+    assert norms.min() > 0.1

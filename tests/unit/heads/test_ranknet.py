@@ -6,13 +6,11 @@ import pytest
 import torch
 
 from heads import TransitionContext
-from heads.tail.ranknet import (
+from heads.tail.ranknet import RankNet, margin_sums, population_sums
+from heads.tail.ranknet_training import (
     Candidates,
-    RankNet,
     RankNetTraining,
     chosen_negatives,
-    margin_sums,
-    population_sums,
     ranknet_terms,
     train_ranknet,
 )
@@ -57,11 +55,16 @@ def random_batch(documents=6, num_labels=12, size=12, seed=0):
     return Candidates(labels, scores, hits)
 
 
-def random_net(num_labels=12, width=5, blocks=2, sparse=False):
+def propensities(num_labels=12):
+    """Inverse propensities that rise from 1.1 to 5."""
+    return torch.linspace(1.1, 5, num_labels)
+
+
+def random_net(num_labels=12, width=5, blocks=2, sparse=False, on="probabilities", **settings):
     torch.manual_seed(1)
-    net = RankNet(num_labels, width, blocks, sparse)
+    net = RankNet(propensities(num_labels), width, blocks, sparse, on, **settings)
     with torch.no_grad():
-        for table in net.second:
+        for table in (*net.second, *net.diagonal):
             table.weight.normal_()
     return net
 
@@ -78,8 +81,45 @@ def test_the_sparse_form_equals_the_dense_one(blocks):
 def test_the_network_starts_as_the_identity():
     batch = random_batch(size=7)
     for blocks in (1, 3):
-        net = RankNet(12, 5, blocks, sparse=False)
+        net = RankNet(propensities(), 5, blocks)
         assert torch.equal(net(batch.labels, batch.scores), batch.scores)
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_the_full_form_is_a_matrix(blocks):
+    """F = Wr f + f with Wr = diag(d) + W2 W1, for each block."""
+    net, batch = random_net(blocks=blocks, form="full"), random_batch()
+    dense = torch.zeros(6, 12).scatter(1, batch.labels, batch.scores)
+    for first, second, diagonal in zip(net.first, net.second, net.diagonal, strict=True):
+        matrix = torch.diag(diagonal.weight.flatten()) + second.weight @ first.weight.T
+        dense = dense @ matrix.T + dense
+    assert torch.allclose(net(batch.labels, batch.scores), dense.gather(1, batch.labels), atol=1e-5)
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_the_full_form_starts_as_weighting_by_propensity(blocks):
+    batch, net = random_batch(), RankNet(propensities(), 5, blocks, on="probabilities", form="full")
+    torch.testing.assert_close(net(batch.labels, batch.scores), propensities()[batch.labels] * batch.scores)
+    assert net.largest_factor() == pytest.approx(5)
+    net.neutralize()
+    assert torch.equal(net(batch.labels, batch.scores), batch.scores)
+
+
+def test_the_exponent_multiplies_by_a_power_of_the_inverse_propensity():
+    batch, net = random_batch(), RankNet(propensities(), 5, blocks=0, exponent=0.7)
+    got = net(batch.labels, batch.scores.log()).exp()
+    torch.testing.assert_close(got, propensities()[batch.labels] ** 0.7 * batch.scores)
+    assert net.largest_factor() == pytest.approx(5**0.7)
+    assert [name for name, _ in net.named_parameters()] == ["exponent"]
+
+
+def test_all_parts_add_up():
+    net, batch = random_net(blocks=1, on="log_probabilities", exponent=0.7), random_batch()
+    with_all = net(batch.labels, batch.scores.log())
+    dense = torch.zeros(6, 12).scatter(1, batch.labels, batch.scores)
+    change = (dense @ net.first[0].weight).relu() @ net.second[0].weight.T
+    expected = batch.scores.log() + 0.7 * propensities().log()[batch.labels] + change.gather(1, batch.labels)
+    torch.testing.assert_close(with_all, expected)
 
 
 def test_fills_do_not_change_other_scores():
@@ -93,15 +133,18 @@ def test_fills_do_not_change_other_scores():
 def test_new_labels_neither_move_nor_are_moved():
     net, batch = random_net(blocks=1), random_batch(size=7)
     before = net(batch.labels, batch.scores)
-    net.grow(14)
+    net.grow(torch.cat([propensities(), torch.tensor([6.0, 7.0])]))
     labels = torch.cat([batch.labels, torch.tensor([[12, 13]] * 6)], dim=1)
     scores = torch.cat([batch.scores, torch.tensor([[0.3, 0.2]] * 6)], dim=1)
     after = net(labels, scores)
     assert torch.equal(after[:, 7:], scores[:, 7:])
     assert torch.allclose(after[:, :7], before, atol=1e-6)
+    full = RankNet(propensities(), 5, 1, on="probabilities", form="full")
+    full.grow(net.log_inverse.exp())
+    torch.testing.assert_close(full(labels, scores)[:, 7:], torch.tensor([[1.8, 1.4]] * 6))  # 6 * 0.3 and 7 * 0.2
 
 
-def slow_terms(net, batch, counts, margin, wrong):
+def slow_terms(net, batch, counts, margin, wrong, mean=True):
     """Both terms, one pair at a time."""
     scores, population, margins = net(batch.labels, batch.scores).detach(), [], []
     for f, labels, hits, others in zip(scores, batch.labels, batch.hits, wrong, strict=True):
@@ -110,19 +153,23 @@ def slow_terms(net, batch, counts, margin, wrong):
         pairs = [
             max((n[i] - n[j]) / max(n[i] + n[j], 1) * float(f[i] - f[j]), 0) for i in right for j in right if i != j
         ]
-        population.append(sum(pairs) / max(len(pairs), 1))
+        population.append(sum(pairs) / (max(len(pairs), 1) if mean else 1))
         pairs = [max(float(f[k] - f[i]) + margin, 0) for i in right for k in range(len(f)) if others[k]]
-        margins.append(sum(pairs) / len(pairs))
+        margins.append(sum(pairs) / (len(pairs) if mean else 1))
     return [sum(population) / len(population), sum(margins) / len(margins)]
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("hard", ["current", "base", "none"])
 @pytest.mark.parametrize("negatives", [4, 100])
-def test_terms_are_means_over_pairs(negatives):
+def test_terms_are_means_or_sums_over_pairs(negatives, hard, reduction):
     net, batch, counts = random_net(), random_batch(), torch.arange(12.0).flip(0)
     drawn = torch.rand(batch.labels.shape, generator=seeded(5)) if negatives < 12 else None
-    got = ranknet_terms(net, batch, counts, RankNetTraining(negatives=negatives), 0.1, drawn)
-    expected = slow_terms(net, batch, counts, 0.1, chosen_negatives(batch, negatives, drawn))
-    assert got.tolist() == pytest.approx(expected, rel=1e-5)
+    settings = RankNetTraining(negatives=negatives, hard_negatives=hard, reduction=reduction)
+    got = ranknet_terms(net, batch, counts, settings, 0.1, drawn)
+    scores = {"current": net(batch.labels, batch.scores), "base": batch.scores, "none": None}[hard]
+    wrong = chosen_negatives(batch, negatives, drawn, scores)
+    assert got.tolist() == pytest.approx(slow_terms(net, batch, counts, 0.1, wrong, reduction == "mean"), rel=1e-5)
 
 
 def test_half_of_the_negatives_are_the_hardest():
@@ -131,12 +178,19 @@ def test_half_of_the_negatives_are_the_hardest():
     labels = torch.arange(30).repeat(400, 1)
     labels[:, 27:] = -1
     drawn = torch.rand(400, 30, generator=seeded())
-    chosen = chosen_negatives(Candidates(labels, torch.zeros(400, 30), hits), 8, drawn)
+    batch = Candidates(labels, torch.zeros(400, 30), hits)
+    chosen = chosen_negatives(batch, 8, drawn, batch.scores)
     assert (chosen.sum(1) == 8).all()
     assert chosen[:, [1, 2, 4, 5]].all()
     assert not chosen[:, [0, 3, 27, 28, 29]].any()
     share = chosen[:, 6:27].float().mean(0)
     assert ((share - 4 / 21).abs() < 4 * math.sqrt(4 / 21 * 17 / 21 / 400)).all()
+    reversed_ = chosen_negatives(batch, 8, drawn, torch.arange(30.0).expand(400, -1))
+    assert reversed_[:, 23:27].all()  # hard by other scores
+    sampled = chosen_negatives(batch, 8, drawn, None)
+    assert (sampled.sum(1) == 8).all()
+    share = sampled[:, [1, 2, *range(4, 27)]].float().mean(0)
+    assert ((share - 8 / 25).abs() < 4 * math.sqrt(8 / 25 * 17 / 25 / 400)).all()
 
 
 def test_sparse_gradients_equal_dense_ones():
@@ -156,9 +210,10 @@ def prepared(documents=200):
     return Candidates(order, scores.gather(1, order), hits), torch.tensor(space.counts).float()
 
 
-def trained(seed=0, sparse=False, first=True, **settings):
+def trained(seed=0, sparse=False, first=True, blocks=1, **settings):
     candidates, counts = prepared()
-    net, context = RankNet(40, 8, 1, sparse), TransitionContext(first=first)
+    net = RankNet(propensities(40), 8, blocks, sparse, "probabilities")
+    context = TransitionContext(first=first)
     log = train_ranknet(net, candidates, counts, RankNetTraining(**settings), 0.1, seeded(seed), context)
     return net, log
 
@@ -168,7 +223,7 @@ def test_training_lowers_the_loss_and_follows_the_seed(sparse):
     (one, log), (other, _), (third, _) = (trained(seed, sparse, lr=0.01, steps=75) for seed in (0, 0, 1))
     _, begin = trained(0, sparse, lr=1e-9, steps=1)
     assert log["loss"] < 0.9 * begin["loss"]
-    assert log["loss"] == pytest.approx(log["population"] + 10 * log["margin"])
+    assert log["loss"] == pytest.approx(log["population"] + 3 * log["margin"])
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     assert not torch.equal(one.second[0].weight, third.second[0].weight)
     assert not any(p.requires_grad for p in one.parameters())
@@ -178,7 +233,7 @@ def test_the_best_weights_on_held_back_documents_are_kept():
     candidates, counts = prepared()
     useless = candidates._replace(scores=torch.where(candidates.hits, 5.0, -5.0))  # nothing is left to be gained
     worth = torch.ones(40)
-    net = RankNet(40, 8, 1, False)
+    net = RankNet(propensities(40), 8, 1)
     settings = RankNetTraining(lr=1.0, steps=10, look_every=5)
     log = train_ranknet(net, useless, counts, settings, 20.0, seeded(), TransitionContext(), worth)
     assert log["best_look"] == 0
@@ -187,9 +242,48 @@ def test_the_best_weights_on_held_back_documents_are_kept():
     assert trained(steps=60)[1]["best_look"] == 3  # without their worth the last one
 
 
+@pytest.mark.parametrize("start", [0.0, 1.0])
+def test_the_exponent_minimises_the_loss(start):
+    candidates, counts = prepared()
+    logs = candidates._replace(scores=candidates.scores.log())
+    net = RankNet(30 / counts.clamp_min(1) + 1, 8, 0, exponent=start)
+    settings = RankNetTraining(steps=150, exponent_lr=0.02, held_back=0, negatives=100)
+    log = train_ranknet(net, logs, counts, settings, 0.5, seeded(), TransitionContext())
+    found = float(net.exponent)
+    assert log["exponent"] == pytest.approx(found)
+    losses = {}
+    for power in torch.linspace(-1, 2, 61).tolist():
+        net.exponent.fill_(power)
+        terms = ranknet_terms(net, logs, counts, settings, 0.5, None)
+        losses[power] = float(terms[0] + 3 * terms[1])
+    assert found == pytest.approx(min(losses, key=losses.get), abs=0.06)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_tables_and_exponent_are_trained_together(sparse):
+    candidates, counts = prepared()
+    logs = candidates._replace(scores=candidates.scores.log())
+    net = RankNet(30 / counts.clamp_min(1) + 1, 8, 1, sparse, exponent=0.5)
+    train_ranknet(net, logs, counts, RankNetTraining(steps=10), 0.5, seeded(), TransitionContext())
+    assert float(net.exponent) != 0.5
+    assert net.second[0].weight.any()
+    assert not any(p.requires_grad for p in net.parameters())
+
+
+def test_weights_that_cost_too_much_are_not_kept():
+    """Even the initial ones: with an exponent, F differs from f at the start."""
+    candidates, counts = prepared()
+    logs = candidates._replace(scores=candidates.scores.log())
+    net = RankNet(1 + 40 * torch.rand(40, generator=seeded()), 8, 0, exponent=3.0)
+    settings = RankNetTraining(steps=2, look_every=1, held_back=0.5, allowed_loss=0.0)
+    log = train_ranknet(net, logs, counts, settings, 0.5, seeded(), TransitionContext(), torch.ones(40))
+    assert log["best_look"] == -1
+    assert float(net.exponent) == 0
+
+
 def test_logits_are_read_as_probabilities():
     candidates, _ = prepared(5)
-    net, plain = RankNet(40, 8, 1, False, logits=True), RankNet(40, 8, 1, False)
+    net, plain = (RankNet(propensities(40), 8, 1, on=on) for on in ("logits", "probabilities"))
     for table in (*net.first, *net.second):
         torch.nn.init.normal_(table.weight)
     plain.load_state_dict(net.state_dict())
@@ -211,7 +305,7 @@ def test_a_loss_that_is_not_finite_is_reported():
 
 def test_documents_without_positive_candidates_are_left_out():
     candidates, counts = prepared(20)
-    net, settings = RankNet(40, 8, 1, False), RankNetTraining(steps=1)
+    net, settings = RankNet(propensities(40), 8, 1), RankNetTraining(steps=1)
     candidates.hits[:5] = False
     assert train_ranknet(net, candidates, counts, settings, 0.1, seeded(), TransitionContext())["documents"] == 15
     candidates.hits[:] = False
@@ -219,7 +313,7 @@ def test_documents_without_positive_candidates_are_left_out():
         train_ranknet(net, candidates, counts, settings, 0.1, seeded(), TransitionContext())
 
 
-@pytest.mark.parametrize("setting", [{"steps": 0}, {"lr": 0}, {"negatives": 0}, {"margin": -1.0}])
+@pytest.mark.parametrize("setting", [{"steps": 0}, {"lr": 0}, {"exponent_lr": 0}, {"negatives": 0}, {"margin": -1.0}])
 def test_invalid_settings_are_rejected(setting):
     with raises(UserError, f"`ranknet.{next(iter(setting))}="):
         RankNetTraining(**setting)

@@ -7,7 +7,7 @@ from datamodules.batch import Targets
 from heads import Linear, PrototypeTransfer, Rerank
 from heads.tail.propensity import GRID, best_exponent, by_propensity
 from heads.tail.rankings import metric_sums, parse_metric, relevant
-from heads.tail.ranknet import RankNetTraining
+from heads.tail.ranknet_training import RankNetTraining
 from tests.support import httn
 from tests.support.documents import label_space
 from tests.support.errors import raises
@@ -32,12 +32,15 @@ def halves(seed=0, unseen=0):
     return space, *((scores[rows], targets.take(rows)) for rows in parts)
 
 
-@pytest.mark.parametrize("on", ["probabilities", "logits"])
+SCALES = [("log_probabilities", 0.5), ("logits", 0.5), ("logits", None), ("probabilities", None)]
+
+
+@pytest.mark.parametrize(("on", "learned"), SCALES)
 @pytest.mark.parametrize("k", [1, 5, 40])
-def test_rankings_start_as_those_of_the_inner_head(on, k):
+def test_rankings_start_as_those_of_the_inner_head(on, learned, k):
     space, _, scores = long_tail(documents=50)
     for candidates in (10, 100):
-        head = build(space, on=on, candidates=candidates, blocks=2)
+        head = build(space, on=on, learned_exponent=learned, candidates=candidates, blocks=2)
         got, expected = head.rank(wrap(scores), k), head.inner.rank(wrap(scores), k)
         assert torch.equal(got.labels, expected.labels)
         assert torch.equal(got.scores, expected.scores)
@@ -45,7 +48,7 @@ def test_rankings_start_as_those_of_the_inner_head(on, k):
 
 def test_certain_labels_keep_their_order():
     space, _, _ = long_tail(documents=50)
-    head = build(space, exponent=0.5)
+    head = build(space, exponent=0.5, learned_exponent=None)
     head.power, head.is_trained = 0.0, True
     got = head.reranked(ranking([[1.0, 1.0, 1.0]], [[7, 3, 5]]), 3)
     assert got.labels.tolist() == [[7, 3, 5]]  # by logits they differed
@@ -80,8 +83,8 @@ def test_short_rankings_stay_short():
     head = build(space, exponent=1.0)
     torch.nn.init.normal_(head.net.second[0].weight)
     head.is_trained = True
-    for on in ("probabilities", "logits"):
-        head.on = on
+    for on in ("log_probabilities", "probabilities", "logits"):
+        head.on = head.net.on = on
         got = head.reranked(ranking([[0.6, 0.1, 0.0, 0.0]], [[4, 30, -1, -1]]), 4)
         assert sorted(got.labels[0, :2].tolist()) == [4, 30]
         assert got.labels[0, 2:].tolist() == [-1, -1]
@@ -96,6 +99,25 @@ def test_the_propensity_form_ranks_by_weighted_scores():
         expected = (scores.double() * inverse**power).argsort(dim=1, descending=True, stable=True)
         assert (got.labels == expected).float().mean() > 0.999  # but for what rounding makes equal
         assert not torch.equal(got.labels, base.labels)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"blocks": 0, "learned_exponent": 1.0},
+        {"on": "probabilities", "network": "full", "learned_exponent": None},
+        {"blocks": 0, "learned_exponent": None, "exponent": 1.0},
+    ],
+)
+def test_three_forms_of_weighting_by_propensity_agree(settings):
+    """The exponent a = 1, the diagonal r - 1 before training, and the fixed exponent 1 all rank by r f."""
+    space, _, scores = long_tail(documents=50)
+    head = build(space, **settings)
+    head.is_trained = "exponent" not in settings
+    got = head.rank(wrap(scores), 40)
+    expected = build(space, exponent=1.0).rank(wrap(scores), 40)
+    assert (got.labels == expected.labels).float().mean() > 0.999  # but for what rounding makes equal
+    torch.testing.assert_close(got.scores, expected.scores, atol=1e-5, rtol=1e-4)
 
 
 def test_scores_of_the_propensity_form_fit_thresholds():
@@ -130,10 +152,10 @@ def test_many_labels_make_a_narrow_sparse_network():
     assert build(long_tail(documents=50)[0], width=None).net.first[0].weight.shape == (40, 256)
 
 
-@pytest.mark.parametrize("on", ["probabilities", "logits"])
-def test_training_raises_rare_labels_of_new_documents(on):
+@pytest.mark.parametrize(("on", "learned"), SCALES)
+def test_training_raises_rare_labels_of_new_documents(on, learned):
     space, (scores, targets), (others, truth) = halves()
-    head = build(space, Folded, on=on, ranknet=QUICK)
+    head = build(space, Folded, on=on, learned_exponent=learned, ranknet=QUICK)
     before = measured(space, head.rank(wrap(others), 40), truth)
     head.train_ranknet(transition(scores, targets))
     after = measured(space, head.rank(wrap(others), 40), truth)
@@ -150,7 +172,7 @@ def test_out_of_fold_and_validation_scores_are_equivalent():
         context = transition(scores, targets)
         assert head.scores == how
         head.train_ranknet(context)
-        names = ("loss", "population", "margin", "documents", "best_look")
+        names = ("loss", "population", "margin", "documents", "best_look", "exponent")
         assert set(context.logged) == {f"ranknet/{name}" for name in names}
         made.append(head)
     assert torch.equal(made[0].net.second[0].weight, made[1].net.second[0].weight)
@@ -277,6 +299,16 @@ def test_checkpoints_keep_network_and_exponent():
     assert not narrow.is_trained  # another network was not taken over
 
 
+def test_checkpoints_without_an_exponent_have_0():
+    space, (scores, targets), _ = halves()
+    head = build(space, Folded, on="logits", learned_exponent=None, ranknet=RankNetTraining(steps=10))
+    head.train_ranknet(transition(scores, targets))
+    other = build(space, Folded, on="logits", seed=1)
+    other.load_state_dict(head.state_dict())
+    assert other.is_trained
+    assert torch.equal(other.rank(wrap(scores), 9).scores, head.rank(wrap(scores), 9).scores)
+
+
 @pytest.mark.parametrize(
     ("settings", "plan", "names"),
     [
@@ -284,7 +316,7 @@ def test_checkpoints_keep_network_and_exponent():
         ({}, ["choose_exponent", "train_ranknet"], ["train_ranknet", "choose_exponent"]),
         ({}, ["train_ranknet", "inner.fit"], ["train_ranknet"]),
         ({"exponent": 0.5}, ["choose_exponent"], ["exponent", 0.5]),
-        ({"blocks": 0}, ["train_ranknet"], ["train_ranknet", "blocks"]),
+        ({"blocks": 0, "learned_exponent": None}, ["train_ranknet"], ["train_ranknet", "blocks", "learned_exponent"]),
         ({"scores": "out_of_fold"}, ["train_ranknet"], ["Given", "out_of_fold"]),
         ({"scores": "held_out", "inner": Folded}, ["train_ranknet"], ["Folded"]),
     ],
@@ -297,6 +329,8 @@ def test_invalid_plans_are_rejected(settings, plan, names):
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
+        ({"on": "probabilities"}, ["`learned_exponent=null`"]),
+        ({"network": "full"}, ["`network=full`", "`on=probabilities`"]),
         ({"gain": "macroF@5"}, ["`gain=macroF@5`"]),
         ({"keep": "P@0"}, ["`keep=P@0`"]),
         ({"held_out": 1.0}, ["`held_out=1.0`"]),

@@ -7,11 +7,13 @@ import pytest
 import torch
 from scipy.sparse import csr_array
 
+from backbones.base import Features
 from datamodules.batch import Targets
 from heads import OneVsRestSvm, TransitionContext
 from heads.tree.label_tree import label_matrix
 from tests.support.engines import LABELS, batch_of, corpus, space_of
 from tests.support.errors import raises
+from tests.support.transitions import Recorded
 from zoo.core.errors import UserError
 
 
@@ -205,3 +207,57 @@ def test_invalid_settings_are_rejected(setting):
     ((name, value),) = setting.items()
     with raises(UserError, f"`{name}={value}`"):
         OneVsRestSvm(1, space_of(targets), **setting)
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0])
+def test_normalized_weights_have_powers_of_their_length(power, fitted):
+    counts, targets = corpus()
+    engine = OneVsRestSvm(1, space_of(targets), normalize=power)
+    engine.load_state_dict(fitted.state_dict())
+    weights, words = fitted.weights.toarray(), words_of(fitted, counts).toarray()
+    expected = words @ (weights / np.linalg.norm(weights, axis=0) ** power) + fitted.bias
+    assert np.allclose(engine._margins(words_of(engine, counts)), expected, atol=1e-5)
+
+
+def encoded(counts, seed=0):
+    """The documents as a batch, with document vectors."""
+    batch = batch_of(counts)
+    pooled = torch.randn(len(batch), 5, generator=torch.Generator().manual_seed(seed))
+    tokens = torch.zeros(len(batch), 0, 5)
+    return Features(tokens, torch.zeros(len(batch), 0, dtype=torch.bool), pooled, (tokens,), batch=batch)
+
+
+@pytest.mark.parametrize("kind", ["dense", "both"])
+def test_document_vectors_beside_or_instead_of_words(kind):
+    """The same weights and rankings as those of a matrix that is put together by hand."""
+    counts, targets = corpus()
+    features = encoded(counts)
+    engine = OneVsRestSvm(5, space_of(targets), prune=0, features=kind, dense_weight=0.5)
+    ctx = TransitionContext(features, targets, words=counts)
+    engine.fit(ctx)
+    vectors = (features.pooled / features.pooled.norm(dim=1, keepdim=True)).numpy()
+    words = OneVsRestSvm(1, space_of(targets), prune=0)
+    words.tfidf.learn(counts)
+    rows = vectors if kind == "dense" else np.concatenate([words.tfidf.matrix(counts).toarray(), 0.5 * vectors], 1)
+    words.learn(csr_array(rows.astype(np.float32)), label_matrix(targets, LABELS), ctx)
+    assert np.allclose(engine.weights.toarray(), words.weights.toarray(), atol=1e-5)
+    got, expected = engine.rank(features, 4), words.rank_rows(csr_array(rows.astype(np.float32)), 4)
+    assert torch.equal(got.labels, expected.labels)
+    assert torch.allclose(got.scores, expected.scores, atol=1e-5)
+    assert engine.out_of_fold(ctx, 2, 3).labels.shape == (120, 3)
+    assert engine.unfitted().settings == engine.settings
+
+
+def test_vectors_of_two_processes_are_those_of_one():
+    counts, targets = corpus()
+    features, cpu = encoded(counts), torch.device("cpu")
+    first, second = (Recorded(features, targets, share=(i, 2)) for i in range(2))
+    parts = [context.train_vectors(5, cpu) for context in (first, second)]
+    assert torch.equal(parts[0] + parts[1], features.pooled)
+    assert torch.equal(TransitionContext(features, targets).train_vectors(5, cpu), features.pooled)
+
+
+@pytest.mark.parametrize("settings", [{"features": "dense"}, {"features": "none"}, {"dense_weight": 0}])
+def test_invalid_features_are_rejected(settings):
+    with raises(UserError, next(iter(settings))):
+        OneVsRestSvm(1, space_of(corpus()[1]), **settings)
