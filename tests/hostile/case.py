@@ -110,7 +110,7 @@ class Box(Sandbox):
                 raise Bad("security", f"the canary {path.relative_to(self.folder)} is there: foreign code ran")
         for event in result.events:
             what, _, value = event.partition(" ")
-            if what != "start" or Path(value).name not in USUAL_PROGRAMS and "python" not in Path(value).name:
+            if what != "start" or (Path(value).name not in USUAL_PROGRAMS and "python" not in Path(value).name):
                 raise Bad("security", event)
         if result.too_large:
             raise Bad("crash", "killed: more than the memory limit")

@@ -104,7 +104,9 @@ def weights(change: Callable[[str, torch.Tensor], Any]) -> Edit:
 
 
 def head_weights(change: Callable[[torch.Tensor], Any]) -> Edit:
-    return weights(lambda name, value: change(value) if name.startswith("head.") and value.is_floating_point() else value)
+    return weights(
+        lambda name, value: change(value) if name.startswith("head.") and value.is_floating_point() else value
+    )
 
 
 def extra(key: str, change: Callable[[Any], Any], rename: str | None = None) -> Edit:
@@ -196,16 +198,13 @@ POSITIONS: dict[str, tuple[str, Callable[[Any], Edit]]] = {
     "stored-backbone-name": ("bert", lambda evil: put("zoo/backbone/name", evil)),
     "tree": ("tree", lambda evil: setting("model/head/init_args/tree", evil)),
 }
+OWN_AT = ("head", "backbone", "data", "stored-backbone", "stages")
 USED_BY = {"data": "test", "data-argument": "rerank", "optimizer": "test", "scheduler": "test", "callbacks": "test",
            "plugins": "fit-with-ckpt", "logger": "fit-with-ckpt", "stages": "fit-with-ckpt"}  # fmt: skip
 # Wrong values of fields: None of them may be believed, or end in a traceback.
 FIELDS: dict[str, Edit] = {
     "zoo-is-none": put("zoo", None),
-    "zoo-is-a-list": put("zoo", []),
-    "zoo-is-empty": put("zoo", {}),
-    "config-is-a-number": put("zoo/config", 3),
     "config-is-broken": put("zoo/config", "model: {"),
-    "config-is-a-list": put("zoo/config", "[1]"),
     "config-without-model": put("zoo/config", "data: {}"),
     "config-with-python-tag": put("zoo/config", f"model: !!python/object/apply:os.system ['touch {CANARY}']"),
     "config-laughs": put("zoo/config", "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -213,46 +212,31 @@ FIELDS: dict[str, Edit] = {
     ) + "model: *j\n"),
     "config-deep": put("zoo/config", "model: " + "[" * 20000),
     "space-is-none": put("zoo/space", None),
-    "space-with-unknown-key": put("zoo/space/nothing", 1),
-    "space-without-names": drop("zoo/space/names"),
     "names-too-short": put("zoo/space/names", ["a"]),
     "names-are-numbers": lambda content: put("zoo/space/names", list(range(len(content["zoo"]["space"]["names"]))))(content),
     "names-are-equal": lambda content: put("zoo/space/names", ["a"] * len(content["zoo"]["space"]["names"]))(content),
-    "names-are-a-string": lambda content: put("zoo/space/names", "x" * len(content["zoo"]["space"]["names"]))(content),
     "counts-negative": lambda content: put("zoo/space/counts", [-1] * len(content["zoo"]["space"]["names"]))(content),
-    "counts-text": lambda content: put("zoo/space/counts", ["a"] * len(content["zoo"]["space"]["names"]))(content),
-    "counts-too-short": put("zoo/space/counts", [1]),
     "vocabulary-size-huge": put("zoo/space/vocab_size", 10**12),
-    "vocabulary-size-negative": put("zoo/space/vocab_size", -1),
-    "vocabulary-size-text": put("zoo/space/vocab_size", "many"),
     "pad-id-out-of-range": put("zoo/space/pad_id", 10**6),
     "propensity-nan": put("zoo/space/propensity_a", float("nan")),
     "tokenizer-is-a-number": put("zoo/tokenizer", 3),
-    "tokenizer-is-broken": put("zoo/tokenizer", "{"),
     "tokenizer-is-empty": put("zoo/tokenizer", "{}"),
     "tokenizer-is-deep": put("zoo/tokenizer", "[" * 100_000),
     "max-length-0": put("zoo/max_length", 0),
     "max-length-negative": put("zoo/max_length", -1),
-    "max-length-text": put("zoo/max_length", "long"),
-    "max-length-none": put("zoo/max_length", None),
     "max-length-huge": put("zoo/max_length", 2**70),
     "depth-text": setting("model/depth", "deep"),
     "hidden-huge": setting("model/backbone/init_args/hidden", 10**9),
     "stored-backbone-is-a-list": put("zoo/backbone", [1]),
     "state-is-none": put("state_dict", None),
-    "state-is-empty": put("state_dict", {}),
-    "state-is-a-list": put("state_dict", [1, 2]),
     "state-without-threshold": lambda content: [content["state_dict"].pop(name) for name in list(content["state_dict"]) if "threshold" in name] and None,
     "threshold-nan": lambda content: content["state_dict"].update({name: torch.tensor(float("nan")) for name in content["state_dict"] if "threshold" in name}),
     "weights-are-none": weights(lambda name, value: None),
-    "weights-are-lists": weights(lambda name, value: value.tolist()),
     "weights-are-strings": weights(lambda name, value: "x"),
     "weights-are-sparse": weights(lambda name, value: value.to_sparse() if value.ndim else value),
     "weights-are-meta": weights(lambda name, value: value.to("meta")),
-    "weights-are-complex": head_weights(lambda value: value.to(torch.complex64)),
     "weights-are-integers": head_weights(lambda value: value.long()),
     "weights-are-transposed": weights(lambda name, value: value.T.contiguous() if value.ndim == 2 else value),
-    "weights-are-empty": weights(lambda name, value: value[:0] if value.ndim else value),
     "weights-are-views": weights(lambda name, value: torch.zeros(1).expand(value.shape) if value.is_floating_point() else value),
     "weights-nan": head_weights(lambda value: torch.full_like(value, float("nan"))),
     "weights-inf": head_weights(lambda value: torch.full_like(value, float("inf"))),
@@ -270,48 +254,39 @@ def i32(*values: int) -> torch.Tensor:
 
 ENGINES: dict[str, tuple[str, Edit]] = {
     "svm-labels-out-of-range": ("svm", extra("labels", lambda value: torch.full_like(value, 10**6))),
-    "svm-labels-huge": ("svm", extra("labels", lambda value: torch.full_like(value, 2**31 - 1))),
     "svm-labels-negative": ("svm", extra("labels", lambda value: torch.full_like(value, -7))),
     "svm-labels-too-short": ("svm", extra("labels", lambda value: value[:3])),
-    "svm-labels-are-floats": ("svm", extra("labels", lambda value: value.float())),
     "svm-starts-descend": ("svm", extra("starts", lambda value: value.flip(0))),
     "svm-starts-too-large": ("svm", extra("starts", lambda value: value * 1000)),
     "svm-starts-too-short": ("svm", extra("starts", lambda value: value[:5])),
-    "svm-starts-empty": ("svm", extra("starts", lambda value: value[:0])),
     "svm-starts-one-jump": ("svm", extra("starts", lambda value: torch.cat([value[:1], value[1:-1] + 10**8, value[-1:]]))),
     "svm-values-nan": ("svm", extra("values", lambda value: value * float("nan"))),
     "svm-values-text": ("svm", extra("values", lambda value: "x")),
-    "svm-values-2d": ("svm", extra("values", lambda value: value[None])),
     "svm-bias-too-short": ("svm", extra("bias", lambda value: value[:1])),
-    "svm-bias-nan": ("svm", extra("bias", lambda value: value * float("nan"))),
     "svm-without-bias": ("svm", drop("state_dict/head._extra_state/bias")),
     "svm-state-is-a-list": ("svm", put("state_dict/head._extra_state", [1])),
-    "svm-state-is-text": ("svm", put("state_dict/head._extra_state", "x")),
     "parabel-climbs": ("parabel", another_file("../../escaped")),
-    "parabel-climbs-home": ("parabel", another_file("../home/.bashrc")),
     "parabel-absolute": ("parabel", another_file("/tmp/escaped-from-hostile")),
     "parabel-renamed-upwards": ("parabel", first_file("../x")),
-    "parabel-name-empty": ("parabel", another_file("")),
     "parabel-name-nul": ("parabel", another_file("a\0b")),
-    "parabel-name-long": ("parabel", another_file("n" * 5000)),
     "parabel-name-is-a-number": ("parabel", lambda content: content["state_dict"]["head._extra_state"].update({3: torch.zeros(1)})),
-    "parabel-content-is-text": ("parabel", extra("", lambda value: "x")),
     "parabel-content-truncated": ("parabel", extra("", lambda value: value[: len(value) // 2])),
     "parabel-content-flipped": ("parabel", extra("", lambda value: value ^ 0xFF)),
     "parabel-content-random": ("parabel", extra("", lambda value: torch.randint(0, 256, value.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0)))),
-    "parabel-content-floats": ("parabel", extra("", lambda value: value.float())),
     "parabel-empty": ("parabel", put("state_dict/head._extra_state", {})),
-    "parabel-of-svm": ("parabel", put("state_dict/head._extra_state", {"values": torch.zeros(3)})),
 }  # fmt: skip
 TREES: dict[str, Edit] = {
-    "tree-labels-out-of-range": weights(lambda name, value: value + 10**6 if not value.is_floating_point() and value.ndim else value),
-    "tree-labels-negative": weights(lambda name, value: -1 - value if value.dtype == torch.long and value.ndim else value),
+    "tree-labels-out-of-range": weights(
+        lambda name, value: value + 10**6 if not value.is_floating_point() and value.ndim else value
+    ),
+    "tree-labels-negative": weights(
+        lambda name, value: -1 - value if value.dtype == torch.long and value.ndim else value
+    ),
     "tree-weights-nan": head_weights(lambda value: torch.full_like(value, float("nan"))),
 }
 FILES: dict[str, Callable[[Box], object]] = {
     "empty": bytes_of("linear", lambda content: b""),
     "text": bytes_of("linear", lambda content: b"hello"),
-    "zeros": bytes_of("linear", lambda content: bytes(len(content))),
     "half": bytes_of("linear", lambda content: content[: len(content) // 2]),
     "without-end": bytes_of("linear", lambda content: content[:-30]),
     "without-start": bytes_of("linear", lambda content: content[100:]),
@@ -382,7 +357,9 @@ def resumed(edit: Edit, expect: tuple[str, ...] = ERROR) -> Callable[[Box], str]
         content = load(last)
         edit(content)
         torch.save(content, last)
-        return box.judge(box.zoo("fit", "--config=tiny.yaml", "--name=linear", "--ckpt_path=last", "--trainer.max_epochs=2"), expect)
+        return box.judge(
+            box.zoo("fit", "--config=tiny.yaml", "--name=linear", "--ckpt_path=last", "--trainer.max_epochs=2"), expect
+        )
 
     return tell
 
@@ -393,7 +370,7 @@ def cases(seed: int) -> list[Case]:
                   check=tags_are_sound)]  # fmt: skip
     for id, (model, at) in POSITIONS.items():
         verb = VERBS[USED_BY.get(id, "predict")]
-        for kind, evil in (("popen", EVIL), ("own", OWN)):
+        for kind, evil in [("popen", EVIL), *([("own", OWN)] if id in OWN_AT else [])]:
             found.append(Case(f"{kind}-as-{id}", verb, EITHER, files, edited(model, at(evil)), needs=(model,)))
     edit = setting("model/head", EVIL)
     for verb, argv in VERBS.items():
