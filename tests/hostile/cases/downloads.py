@@ -248,3 +248,49 @@ SERVERS: dict[str, tuple[str, Callable[[Handler], None], tuple[str, ...]]] = {
     "endless": ("SparseZip", endless, ERROR),
     "endless-headers": ("SparseZip", endless_headers, ERROR),
     "announces-a-petabyte": ("SparseZip", lambda self: self.body(b"x" * 1000, 10**15), ERROR),
+    "length-is-text": ("SparseZip", raw(b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n" + GOOD_ZIP), WORKS),
+    "longer-than-said": ("SparseZip", longer_than_said, WORKS),
+    "breaks-off-each-time": ("SparseZip", growing, ERROR),
+    "not-http": ("SparseZip", raw(b"SSH-2.0-OpenSSH\r\n"), ERROR),
+    "empty": ("SparseZip", answer(b""), ERROR),
+    "chunked-broken": ("SparseZip", raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\n"), ERROR),
+    "redirect-to-file": ("SparseZip", redirect("file:///etc/passwd"), ERROR),
+    "redirect-to-ftp": ("SparseZip", redirect("ftp://127.0.0.1:9/x"), ERROR),
+    "redirect-to-itself": ("SparseZip", redirect_to_itself, ERROR),
+    "html": ("SparseZip", answer(b"<html>please log in</html>"), ERROR),
+    "500": ("SparseZip", status(500), ERROR),
+    "418-with-control-signs": ("SparseZip", raw(b"HTTP/1.1 418 tea\x1b[2J\r\nContent-Length: 0\r\n\r\n"), ERROR),
+    "206-unasked": ("SparseZip", lambda self: self.head(206, Content_Range="bytes 5-9/10", Content_Length="0"), ERROR),
+    "zip-climbs": ("SparseZip", answer(zip_of({"../../x_train.txt": ROWS, "x_test.txt": ROWS})), ERROR),
+    "zip-absolute": ("SparseZip", answer(zip_of({"/x_train.txt": ROWS, "x_test.txt": ROWS})), ERROR),
+    "zip-without-test": ("SparseZip", answer(zip_of({"x_train.txt": ROWS})), ERROR),
+    "zip-truncated": ("SparseZip", answer(GOOD_ZIP[:-10]), ERROR),
+    "zip-flipped": ("SparseZip", answer(GOOD_ZIP[:40] + b"\xff" * 8 + GOOD_ZIP[48:]), ERROR),
+    "zip-lying-size": ("SparseZip", answer(lying_zip()), ERROR),
+    "zip-of-nothing": ("SparseZip", answer(zip_of({"x_train.txt": "", "x_test.txt": ""})), EITHER),
+    "zip-bomb": ("SparseZip", lambda self: self.body(bomb_zip()), ERROR),
+    "bz2-bomb": ("TextLines", lambda self: self.body(bomb_bz2()), ERROR),
+    "bz2-truncated": ("TextLines", answer(LINES[:-5]), ERROR),
+    "tar-climbs": ("PecosTar", answer(tar_of({"../" + n: c for n, c in PECOS.items()})), ERROR),
+    "tar-link-to-passwd": ("PecosTar", answer(tar_of(PECOS, link_to("/etc/passwd"))), ERROR),
+    "tar-link-upwards": ("PecosTar", answer(tar_of(PECOS, link_to("../../../tiny.yaml"))), ERROR),
+    "tar-with-pipe": ("PecosTar", answer(tar_of(PECOS, special(tarfile.FIFOTYPE))), ERROR),
+    "tar-with-device": ("PecosTar", answer(tar_of(PECOS, special(tarfile.CHRTYPE))), ERROR),
+    "tar-truncated": ("PecosTar", answer(tar_of(PECOS)[:-30]), ERROR),
+    "tar-with-pickle": ("PecosTar", answer(tar_of(PECOS | {"Y.trn.npz": pickled_matrix()})), ERROR),
+    "tar-matrix-of-other-size": ("PecosTar", answer(tar_of(PECOS | {"Y.trn.npz": matrix(3)})), ERROR),
+}
+
+
+def cases(seed: int) -> list[Case]:
+    found = []
+    for id, (kind, behaviour, expect) in SERVERS.items():
+        options = {"timeout": 30, "file_size": DISK}
+        found.append(Case(id, get(kind, behaviour), expect, check=nothing_else, options=options))
+    wrong, right = hashlib.sha256(b"x").hexdigest(), hashlib.sha256(GOOD_ZIP).hexdigest()
+    found += [
+        Case("checksum-wrong", get("SparseZip", answer(GOOD_ZIP), wrong), ERROR, check=nothing_else),
+        Case("checksum-right", get("SparseZip", answer(GOOD_ZIP), right), WORKS, check=nothing_else),
+        Case("https-to-http", downgrade, WORKS, check=https_downgrade),
+    ]
+    return found
