@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import os
 import pkgutil
@@ -98,7 +99,7 @@ def run_all(chosen: Sequence[tuple[str, Case]], folder: Path, jobs: int) -> list
                 verdicts.append(Verdict(group, case.id, "broken case", "its process died", 0.0, ""))
             os.waitpid(child, 0)
             say(len(verdicts), len(chosen), verdicts[-1])
-        for pipe, (child, _, _, start, place) in list(running.items()):
+        for child, _, _, start, place in running.values():
             if time.monotonic() - start > SLACK_SECONDS:
                 os.kill(child, signal.SIGKILL)
                 end_processes_in(place)
@@ -182,11 +183,18 @@ def prepare_to_fork() -> None:
     import pandas  # noqa: F401 (pyarrow imports it)
     import torch
 
+    import zoo.commands.compare
+    import zoo.commands.data
     import zoo.commands.lightning
     import zoo.commands.main
-    import zoo.commands.predict  # noqa: F401
+    import zoo.commands.predict
+    import zoo.commands.rerank  # noqa: F401
+    from zoo.commands.catalog import import_parts
 
+    import_parts()
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # or each collection in a child would copy the memory that it shares with this process
 
 
 if __name__ == "__main__":

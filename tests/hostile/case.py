@@ -53,7 +53,7 @@ wandb: {mode: disabled}
 """
 
 
-class Bad(Exception):
+class Bad(Exception):  # noqa: N818 (a verdict, not a failure of the driver)
     """A verdict, with the reason: raised by checks and stories."""
 
     def __init__(self, verdict: str, why: str) -> None:
@@ -175,7 +175,7 @@ class Case:
 
     @property
     def models(self) -> list[str]:
-        """Models whose checkpoint `NAME.ckpt` is copied to the folder: those that the arguments mention, and `needs`."""
+        """Models whose checkpoint `NAME.ckpt` is copied: those that the arguments mention, and `needs`."""
         words = [] if callable(self.run) or isinstance(self.run, Story) else self.run
         mentioned = (match[1] for word in words for match in re.finditer(r"(\w+)\.ckpt", word))
         return list(dict.fromkeys(name for name in (*mentioned, *self.needs) if name in MODEL_NAMES))
@@ -183,7 +183,7 @@ class Case:
     def verdict(self, box: Box) -> tuple[str, str, list[Result]]:
         """Run the case; returns the verdict, the reason and everything that was run."""
         results: list[Result] = []
-        run, box.run = box.run, lambda *args, **kwargs: results.append(run(*args, **kwargs)) or results[-1]  # type: ignore
+        box.record = results.append
         try:
             box.write({"tiny.yaml": TINY, **self.files})
             for name in self.models:

@@ -78,6 +78,7 @@ class Sandbox:
     folder: Path
     shared: Sequence[Path] = ()
     timeout: float = 60
+    record: Callable[[Result], object] = lambda result: None  # called after each run
 
     def variables(self, given: Mapping[str, str]) -> dict[str, str]:
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
@@ -170,7 +171,9 @@ class Sandbox:
         texts = [file.read_bytes()[:OUTPUT].decode(errors="replace") for file in files[1:]]
         log = self.folder / ".events"
         events = log.read_text(errors="replace").splitlines() if log.exists() else []
-        return Result(code, *texts, seconds, list(dict.fromkeys(events)), too_large, left)
+        result = Result(code, *texts, seconds, list(dict.fromkeys(events)), too_large, left)
+        self.record(result)
+        return result
 
     def _wait(self, child: int, end: float, kill: Kill | None) -> tuple[int | None, bool]:
         left, due = kill.times if kill else 0, 0.0

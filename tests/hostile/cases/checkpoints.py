@@ -20,7 +20,7 @@ EVIL = {"class_path": "subprocess.Popen", "init_args": {"args": ["touch", CANARY
 OWN = {"class_path": "evil.Evil", "init_args": {}}
 SYSTEM = {"class_path": "os.system", "init_args": {"command": f"touch {CANARY}"}}
 EVIL_MODULE = f"open({CANARY!r}, 'w').close()\nimport heads\nclass Evil(heads.Linear): pass\n"
-LIBRARIES = ("flash_attn", "apex", "deepspeed", "bitsandbytes", "torch", "numpy", "yaml", "heads", "omikuji", "wandb")
+LIBRARIES = ("flash_attn", "apex", "torch", "heads", "wandb")
 DOCUMENTS = {"in.txt": "a document about fishery\nanother one\n"}
 PREDICT = ["predict", "--ckpt=bad.ckpt", "--input=in.txt", "--out=tags.jsonl"]
 VERBS = {
@@ -127,7 +127,7 @@ def first_file(rename: str) -> Edit:
     return extra("", lambda value: value, rename)
 
 
-def another_file(name: str) -> Edit:
+def another_file(name: object) -> Edit:
     return lambda content: content["state_dict"]["head._extra_state"].update({name: torch.zeros(10, dtype=torch.uint8)})
 
 
@@ -146,6 +146,50 @@ def flipped(place: float, size: int) -> Callable[[bytearray], bytearray]:
         return content
 
     return change
+
+
+def names_to(change: Callable[[int], Any], key: str = "names") -> Edit:
+    """Replace the names of the labels, or another list of that length."""
+    return lambda content: put(f"zoo/space/{key}", change(len(content["zoo"]["space"]["names"])))(content)
+
+
+def thresholds(content: dict[str, Any]) -> list[str]:
+    return [name for name in content["state_dict"] if "threshold" in name]
+
+
+def without_thresholds(content: dict[str, Any]) -> None:
+    for name in thresholds(content):
+        del content["state_dict"][name]
+
+
+def nan_thresholds(content: dict[str, Any]) -> None:
+    content["state_dict"] |= {name: torch.tensor(float("nan")) for name in thresholds(content)}
+
+
+def one_nan(value: torch.Tensor) -> torch.Tensor:
+    value = value.clone()
+    value.view(-1)[0] = float("nan")
+    return value
+
+
+def expanded(name: str, value: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(1).expand(value.shape) if value.is_floating_point() else value
+
+
+def shifted(name: str, value: torch.Tensor) -> torch.Tensor:
+    return value if value.is_floating_point() or not value.ndim else value + 10**6
+
+
+def negative(name: str, value: torch.Tensor) -> torch.Tensor:
+    return -1 - value if value.dtype == torch.long and value.ndim else value
+
+
+def one_jump(value: torch.Tensor) -> torch.Tensor:
+    return torch.cat([value[:1], value[1:-1] + 10**8, value[-1:]])
+
+
+def random_bytes(value: torch.Tensor) -> torch.Tensor:
+    return torch.randint(0, 256, value.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 class Command:
@@ -213,9 +257,9 @@ FIELDS: dict[str, Edit] = {
     "config-deep": put("zoo/config", "model: " + "[" * 20000),
     "space-is-none": put("zoo/space", None),
     "names-too-short": put("zoo/space/names", ["a"]),
-    "names-are-numbers": lambda content: put("zoo/space/names", list(range(len(content["zoo"]["space"]["names"]))))(content),
-    "names-are-equal": lambda content: put("zoo/space/names", ["a"] * len(content["zoo"]["space"]["names"]))(content),
-    "counts-negative": lambda content: put("zoo/space/counts", [-1] * len(content["zoo"]["space"]["names"]))(content),
+    "names-are-numbers": names_to(lambda size: list(range(size))),
+    "names-are-equal": names_to(lambda size: ["a"] * size),
+    "counts-negative": names_to(lambda size: [-1] * size, "counts"),
     "vocabulary-size-huge": put("zoo/space/vocab_size", 10**12),
     "pad-id-out-of-range": put("zoo/space/pad_id", 10**6),
     "propensity-nan": put("zoo/space/propensity_a", float("nan")),
@@ -229,18 +273,18 @@ FIELDS: dict[str, Edit] = {
     "hidden-huge": setting("model/backbone/init_args/hidden", 10**9),
     "stored-backbone-is-a-list": put("zoo/backbone", [1]),
     "state-is-none": put("state_dict", None),
-    "state-without-threshold": lambda content: [content["state_dict"].pop(name) for name in list(content["state_dict"]) if "threshold" in name] and None,
-    "threshold-nan": lambda content: content["state_dict"].update({name: torch.tensor(float("nan")) for name in content["state_dict"] if "threshold" in name}),
+    "state-without-threshold": without_thresholds,
+    "threshold-nan": nan_thresholds,
     "weights-are-none": weights(lambda name, value: None),
     "weights-are-strings": weights(lambda name, value: "x"),
     "weights-are-sparse": weights(lambda name, value: value.to_sparse() if value.ndim else value),
     "weights-are-meta": weights(lambda name, value: value.to("meta")),
     "weights-are-integers": head_weights(lambda value: value.long()),
     "weights-are-transposed": weights(lambda name, value: value.T.contiguous() if value.ndim == 2 else value),
-    "weights-are-views": weights(lambda name, value: torch.zeros(1).expand(value.shape) if value.is_floating_point() else value),
+    "weights-are-views": weights(expanded),
     "weights-nan": head_weights(lambda value: torch.full_like(value, float("nan"))),
     "weights-inf": head_weights(lambda value: torch.full_like(value, float("inf"))),
-    "one-weight-nan": head_weights(lambda value: value.flatten().index_fill(0, torch.tensor([0]), float("nan")).view_as(value)),
+    "one-weight-nan": head_weights(one_nan),
     "weights-of-another-model": lambda content: content["state_dict"].update({"more": torch.zeros(3)}),
 }  # fmt: skip
 MAY_WORK = {"weights-are-views", "weights-are-integers", "names-are-equal", "pad-id-out-of-range", "counts-negative",
@@ -259,29 +303,25 @@ ENGINES: dict[str, tuple[str, Edit]] = {
     "svm-starts-descend": ("svm", extra("starts", lambda value: value.flip(0))),
     "svm-starts-too-large": ("svm", extra("starts", lambda value: value * 1000)),
     "svm-starts-too-short": ("svm", extra("starts", lambda value: value[:5])),
-    "svm-starts-one-jump": ("svm", extra("starts", lambda value: torch.cat([value[:1], value[1:-1] + 10**8, value[-1:]]))),
+    "svm-starts-one-jump": ("svm", extra("starts", one_jump)),
     "svm-values-nan": ("svm", extra("values", lambda value: value * float("nan"))),
     "svm-values-text": ("svm", extra("values", lambda value: "x")),
     "svm-bias-too-short": ("svm", extra("bias", lambda value: value[:1])),
     "svm-without-bias": ("svm", drop("state_dict/head._extra_state/bias")),
     "svm-state-is-a-list": ("svm", put("state_dict/head._extra_state", [1])),
-    "parabel-climbs": ("parabel", another_file("../../escaped")),
+    "parabel-climbs": ("parabel", another_file(f"../../{CANARY}")),
     "parabel-absolute": ("parabel", another_file("/tmp/escaped-from-hostile")),
     "parabel-renamed-upwards": ("parabel", first_file("../x")),
     "parabel-name-nul": ("parabel", another_file("a\0b")),
-    "parabel-name-is-a-number": ("parabel", lambda content: content["state_dict"]["head._extra_state"].update({3: torch.zeros(1)})),
+    "parabel-name-is-a-number": ("parabel", another_file(3)),
     "parabel-content-truncated": ("parabel", extra("", lambda value: value[: len(value) // 2])),
     "parabel-content-flipped": ("parabel", extra("", lambda value: value ^ 0xFF)),
-    "parabel-content-random": ("parabel", extra("", lambda value: torch.randint(0, 256, value.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0)))),
+    "parabel-content-random": ("parabel", extra("", random_bytes)),
     "parabel-empty": ("parabel", put("state_dict/head._extra_state", {})),
 }  # fmt: skip
 TREES: dict[str, Edit] = {
-    "tree-labels-out-of-range": weights(
-        lambda name, value: value + 10**6 if not value.is_floating_point() and value.ndim else value
-    ),
-    "tree-labels-negative": weights(
-        lambda name, value: -1 - value if value.dtype == torch.long and value.ndim else value
-    ),
+    "tree-labels-out-of-range": weights(shifted),
+    "tree-labels-negative": weights(negative),
     "tree-weights-nan": head_weights(lambda value: torch.full_like(value, float("nan"))),
 }
 FILES: dict[str, Callable[[Box], object]] = {
@@ -295,9 +335,9 @@ FILES: dict[str, Callable[[Box], object]] = {
     "flipped-weights": bytes_of("linear", flipped(0.3, 200)),
     "flipped-svm": bytes_of("svm", flipped(0.5, 200)),
     "foreign-zip": lambda box: (box.folder / "bad.ckpt").write_bytes(zip_of({"a.txt": b"hello"})),
-    "climbing-zip": lambda box: (box.folder / "bad.ckpt").write_bytes(zip_of({"../../canary": b"x", "a/data.pkl": b"x"})),
+    "climbing-zip": lambda box: (box.folder / "bad.ckpt").write_bytes(zip_of({f"../../{CANARY}": b"x", "a/b": b"x"})),
     "zip-with-pickle": lambda box: (box.folder / "bad.ckpt").write_bytes(
-        zip_of({"archive/data.pkl": pickle.dumps(Command(), 2), "archive/version": b"3\n", "archive/byteorder": b"little"})
+        zip_of({"a/data.pkl": pickle.dumps(Command(), 2), "a/version": b"3\n", "a/byteorder": b"little"})
     ),
     "pickle": lambda box: (box.folder / "bad.ckpt").write_bytes(pickle.dumps(Command())),
     "old-pickle": lambda box: torch.save(
@@ -341,10 +381,10 @@ def hostile_folder(name: str) -> Callable[[Box], str]:
 
     def tell(box: Box) -> str:
         box.write({f"here/{name}.py": f"open({CANARY!r}, 'w').close()\n", "here/in.txt": "a text\n"})
-        model = box.model("bert" if name in LIBRARIES[:4] else "linear")
+        model = box.model("bert" if name in LIBRARIES[:2] else "linear")
         script = "from zoo.commands.main import script; script()"
         argv = ["-P", "-c", script, "predict", f"--ckpt={model}", "--input=in.txt"]
-        return box.judge(box.python(*argv, cwd=box.folder / "here"), WORKS)
+        return box.judge(box.python(*argv, cwd=box.folder / "here", timeout=240), WORKS)
 
     return tell
 

@@ -126,6 +126,11 @@ RUNS: dict[str, Change] = {
 }  # fmt: skip
 
 
+IN_REPORTS = ("untouched", "metrics-html", "labels-html", "labels-fewer", "log-binary", "log-without-numbers",
+              "predictions-labels-out-of-range", "predictions-scores-nan", "evidence-pickled", "evidence-flipped",
+              "evidence-short")  # fmt: skip
+
+
 def on_run(change: Change) -> Callable[[Box], None]:
     def setup(box: Box) -> None:
         change(box.run_folder("linear"))
@@ -150,6 +155,7 @@ def no_controls(box: Box, result: Result) -> None:
         raise Bad("security", "a control sequence from the data reaches the terminal")
 
 
+OWN_DATA = {"env": {"ZOO_DATA": "own"}}
 SWEEP = "config: tiny.yaml\ngrid:\n  model.optimizer.lr: [0.1]\n"
 SWEEPS: dict[str, str | bytes] = {
     "broken": "grid: {",
@@ -266,7 +272,7 @@ def cases(seed: int) -> list[Case]:
         expect = WORKS if id == "untouched" else EITHER
         found.append(Case(f"compare-{id}", ["compare", "runs", "--columns=all"], expect, setup=on_run(change),
                           check=no_controls, needs=("linear",)))  # fmt: skip
-        if id in ("untouched", "metrics-html") or id.startswith(("log", "predictions", "labels", "evidence")):
+        if id in IN_REPORTS:
             found.append(Case(f"report-{id}", ["report", "runs"], expect, setup=on_run(change), check=page_is_safe,
                               options={"timeout": 120}, needs=("linear",)))  # fmt: skip
     pair = {"runs/a/metrics.json": run_with(), "runs/b/metrics.json": run_with(seed=1)}
@@ -332,7 +338,7 @@ def cases(seed: int) -> list[Case]:
         Case("prepare-unknown", ["data", "prepare", "nothing"], ERROR),
         Case("prepare-root-missing", ["data", "prepare", "Reuters", "--root=nowhere"], ERROR),
         Case("data-unknown", ["data", "delete"], ERROR),
-        Case("data-list", ["data", "list"], WORKS, {"data/reuters/train.jsonl": "{"}, options={"env": {"ZOO_DATA": "data"}}),
+        Case("data-list", ["data", "list"], WORKS, {"own/reuters/train.jsonl": "{"}, options=OWN_DATA),
     ]  # fmt: skip
     return found
 
