@@ -159,10 +159,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(f"{group}/{case.id}" for group, case in chosen))
         return 0
     prepare_to_fork()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the folder is removed
     with tempfile.TemporaryDirectory(prefix="hostile-") as temporary:
         folder = given.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        verdicts = run_all(chosen, folder.resolve(), given.jobs)
+        try:
+            verdicts = run_all(chosen, folder.resolve(), given.jobs)
+        finally:
+            end_processes_in(folder.resolve())
+            for path in Path("/tmp").glob("escaped-from-hostile*"):  # absolute names that some cases try
+                path.unlink()
     order = {(group, case.id): place for place, (group, case) in enumerate(chosen)}
     verdicts.sort(key=lambda verdict: order[verdict.group, verdict.id])
     text = table(verdicts)

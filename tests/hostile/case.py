@@ -34,7 +34,7 @@ CANARY = "canary"
 MODEL_NAMES = ("linear", "svm", "parabel", "tree", "httn", "bert")
 MAX_LINE = 1000  # characters of an error
 # Programs that libraries start by themselves, such as `uname` by the standard library.
-USUAL_PROGRAMS = ("uname", "lscpu", "file", "ldconfig", "/sbin/ldconfig", "gcc", "cc", "git", "nvidia-smi")
+USUAL_PROGRAMS = ("uname", "lscpu", "file", "ldconfig", "/sbin/ldconfig", "gcc", "cc", "git", "nvidia-smi", "fc-list")
 TINY = """
 data:
   class_path: Sample
@@ -96,7 +96,8 @@ class Box(Sandbox):
         path = self.folder / name
         lost_unless(path.is_file(), f"{name} was not written")
         try:
-            return [json.loads(line, parse_constant=_no_constant) for line in path.read_text("utf8").splitlines()]
+            found = path.read_text("utf8").split("\n")  # `splitlines` would also split at U+2028
+            return [json.loads(line, parse_constant=_no_constant) for line in found if line]
         except ValueError as error:
             raise Bad("silent", f"{name} is not valid JSON lines: {error}") from None
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tests.hostile.watch.sitecustomize import FOLDERS, LOG, watch
@@ -229,7 +230,9 @@ def _become(variables: dict[str, str], forked: bool) -> None:
 
     import numpy as np
     import torch
+    from pytorch_lightning.strategies.launchers import subprocess_script
 
+    subprocess_script.subprocess = SimpleNamespace(Popen=refuse_ranks)  # type: ignore[attr-defined]
     tempfile.tempdir = None
     sys.path[:0] = [os.getcwd()]  # as `python -m zoo` does
     for name, number, mode, errors in STREAMS:
@@ -240,6 +243,13 @@ def _become(variables: dict[str, str], forked: bool) -> None:
     torch.seed()
     atexit._clear()  # those of the driver
     watch(variables[LOG], variables[FOLDERS].split(os.pathsep))
+
+
+def refuse_ranks(*args: object, **kwargs: object) -> None:
+    """Stop instead of starting the other processes of a distributed run: there may be many of them."""
+    sys.stderr.write("stopped before it started further processes\n")
+    sys.stderr.flush()
+    os._exit(3)
 
 
 def _outcome(body: Callable[[], object]) -> int:

@@ -17,7 +17,8 @@ SHOWN = 3
 VALUES = ["null", "nan", "-1", "1e999", "[]", "{}", "''", "'\\0'", "!!binary aGk=", "2020-01-01", "0x10", "~", "*a",
           "&a 1", "[[1]]", "{a: {b: c}}", "9" * 400, "\u202e", "true", "on", "|\n  x", "? x"]  # fmt: skip
 PIECES = [b"\0", b"\xff", b"\xef\xbb\xbf", b"\r", b"\n\n", b"\t", b'"', b"{", b"}", b"[", b":", b",", b"\\ud800",
-          b"9" * 50, b"NaN", b"null", b"1e999", b"-", b"\x1b[2J", b"&", b"*", b"!!python/name:os.system", b"'", b"\xc3"]  # fmt: skip
+          b"9" * 50, b"NaN", b"null", b"1e999", b"-", b"\x1b[2J", b"&", b"*", b"!!python/name:os.system",
+          b"'", b"\xc3"]  # fmt: skip
 
 
 def mutated(content: bytes, draw: random.Random) -> bytes:
