@@ -9,7 +9,7 @@ import sys
 
 LOG, FOLDERS = "HOSTILE_LOG", "HOSTILE_FOLDERS"
 LOCAL = {"localhost", "127.0.0.1", "::1", "0.0.0.0", "", None}
-DEVICES = ("/dev/", "/proc/self/")
+DEVICES = ("/dev/", "/proc/")  # nothing can be created there
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 PATHS = {"os.rename": (0, 1), "os.remove": (0,), "os.mkdir": (0,), "os.rmdir": (0,), "os.symlink": (1,)}
 PATHS |= {"os.link": (1,), "os.truncate": (0,), "os.chmod": (0,), "shutil.rmtree": (0,)}
