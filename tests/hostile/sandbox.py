@@ -7,6 +7,7 @@ on memory and file size, a time limit, and an audit hook that records what it do
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import os
 import random
 import resource
@@ -233,6 +234,7 @@ def _become(variables: dict[str, str], forked: bool) -> None:
     from pytorch_lightning.strategies.launchers import subprocess_script
 
     subprocess_script.subprocess = SimpleNamespace(Popen=refuse_ranks)  # type: ignore[attr-defined]
+    faulthandler.disable()  # that of pytest would write to its terminal
     tempfile.tempdir = None
     sys.path[:0] = [os.getcwd()]  # as `python -m zoo` does
     for name, number, mode, errors in STREAMS:

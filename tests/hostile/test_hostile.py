@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch  # noqa: F401 (or runs would import it, which counts as their memory)
 
 from tests.hostile import sandbox
-from tests.hostile.__main__ import Verdict, groups, table
+from tests.hostile.__main__ import Verdict, groups, prepare_to_fork, table
 from tests.hostile.case import CANARY, EITHER, ERROR, ONE_LINE, SURVIVED, WORKS, Bad, Box
 from tests.hostile.sandbox import Kill, Result
 
 PART = ["settings/works", "settings/head-unknown", "checkpoints/file-half", "predict/csv", "downloads/tar-climbs"]
 
 
+@pytest.fixture(scope="module")
+def _imported() -> Iterator[None]:
+    """Import what runs need: otherwise each of them would, in its own time and memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setattr(sys, "dont_write_bytecode", True)
+        prepare_to_fork()
+        yield
+    gc.unfreeze()
+
+
 @pytest.fixture
-def box(tmp_path, monkeypatch) -> Box:
+def box(tmp_path, monkeypatch, _imported) -> Box:
     monkeypatch.setattr(sandbox, "GRACE_SECONDS", 0.2)
     (tmp_path / "box").mkdir()
     return Box(tmp_path / "box", timeout=5)
@@ -82,7 +94,9 @@ def write_outside() -> None:
 
 
 def connect() -> None:
-    socket.socket().connect_ex(("192.0.2.1", 9))
+    outside = socket.socket()
+    outside.settimeout(0.1)
+    outside.connect_ex(("192.0.2.1", 9))
 
 
 def leave_a_child() -> None:
@@ -146,4 +160,6 @@ def test_a_part_of_the_driver(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = (tmp_path / "table.md").read_text().splitlines()
-    assert rows[-1].split("|")[1:-1] == [" **all** ", " 3 ", " 2 ", f" {len(PART)} "]
+    one_line, survived, cases = map(int, rows[-1].split("|")[2:-1])
+    assert min(one_line, survived) >= 2
+    assert one_line + survived == cases >= len(PART)

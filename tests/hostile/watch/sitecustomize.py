@@ -36,7 +36,7 @@ def watch(log, folders):
             path, mode, flags = args
             if (isinstance(flags, int) and flags & WRITING) or (isinstance(mode, str) and set(mode) & set("wax+")):
                 check_path(path)
-        elif event in PATHS:
+        elif event in PATHS and not (event == "os.mkdir" and os.path.isdir(args[0])):
             for position in PATHS[event]:
                 check_path(args[position])
         elif event in PROGRAMS:
