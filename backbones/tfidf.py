@@ -15,7 +15,8 @@ from zoo.core.errors import UserError
 class TfIdf(nn.Module):
     """TF-IDF: (1 + ln(count)) * (1 + ln((1 + N) / (1 + df))), with documents of unit length.
 
-    N is the number of training documents and df the number of those that have the word.
+    N is the number of training documents and df the number of those that have the word. Without `space.idf`, the
+    second factor is 1.
 
     Args:
         min_documents: words in fewer training documents are dropped.
@@ -29,12 +30,14 @@ class TfIdf(nn.Module):
     def __init__(self, space: LabelSpace, min_documents: int = 2, sublinear: bool = True, lead: int = 0) -> None:
         super().__init__()
         self.pad_id, self.vocab_size, self.lead = space.pad_id, space.vocab_size, lead
-        self.min_documents, self.sublinear = min_documents, sublinear
+        self.min_documents, self.sublinear, self.use_idf = min_documents, sublinear, space.idf
         self.register_buffer("idf", torch.zeros(bag_width(space.vocab_size, lead)))
 
     def learn(self, counts: csr_array) -> None:
         """Set `idf` from the word counts of the training documents, (documents, width)."""
         idf, frequency = smooth_idf(counts)
+        if not self.use_idf:
+            idf[:] = 1
         idf[frequency < self.min_documents] = 0
         idf[self.pad_id] = 0
         if not idf.any():
@@ -73,10 +76,11 @@ class TfIdf(nn.Module):
         return ids, nn.functional.normalize(weights, dim=1)
 
 
-def tfidf(counts: csr_array) -> csr_array:
+def tfidf(counts: csr_array, use_idf: bool = True) -> csr_array:
     """Sublinear TF-IDF of a corpus with all its words, (documents, width), in single precision."""
     weights = damped(torch.from_numpy(counts.data.astype(np.float32))).numpy()
-    weights *= smooth_idf(counts)[0].astype(np.float32)[counts.indices]
+    if use_idf:
+        weights *= smooth_idf(counts)[0].astype(np.float32)[counts.indices]
     return csr_array((unit_segments(weights, counts.indptr), counts.indices, counts.indptr), counts.shape)
 
 

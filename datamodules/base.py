@@ -12,21 +12,21 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from filelock import FileLock
 from scipy.sparse import csr_array
 from torch.utils.data import DataLoader
 
 from datamodules.augment import Augmentation, RowsWithCopies
 from datamodules.batch import Batch, LabelSpace, Targets
-from datamodules.prepare.corpus import Corpus, Prepared, Settings, cache_errors, prepare
+from datamodules.prepare.cached_vectors import cached_vectors
+from datamodules.prepare.corpus import Corpus, Prepared, Settings, prepare, with_merged_val
 from datamodules.prepare.label_texts import read_label_texts
+from datamodules.prepare.limits import DEFAULT_LIMITS, Limits
 from datamodules.prepare.rows import EncodedRows, pad
-from datamodules.prepare.vectors import WordVectors, read_vectors
+from datamodules.prepare.vectors import WordVectors
 from datamodules.samplers import LengthBatches
 from datamodules.synthetic import SampleCorpus, sample_corpus
 from zoo.core.console import note, warn, warn_panel
 from zoo.core.errors import UserError, check_low
-from zoo.core.files import atomic_write
 from zoo.core.lightning_internals import batches_to_skip, datamodule_of, epochs_done
 
 
@@ -59,9 +59,15 @@ class TextDataModule(pl.LightningDataModule, ABC):
         label_texts: file with label descriptions and parent labels; also searched for under $ZOO_DATA.
         val_fraction: share of the training documents to validate on, if the corpus has no validation split.
         limit_train: maximum number of training documents; a hash of their ids selects them.
+        merge_val: train on the validation file too, as papers without one do; validation documents are then drawn from
+            all of them with `val_fraction`.
         limit_val: maximum number of validation documents, drawn with `seed`; all by default.
         max_bad_rows: maximum number of unreadable rows to tolerate and report.
-        on_missing: `error`, or `sample` to run on a built-in sample if the corpus or the vectors are missing.
+        limits: largest sizes of what is read, unpacked and downloaded.
+        on_missing: `error`, or `sample` to run on a built-in sample if the corpus or the vectors are missing. A folder
+            that is given explicitly must hold the corpus.
+        idf: weight words or features by inverse document frequency, in TF-IDF. By default, counts are weighted, and
+            features with other values, such as TF-IDF itself, are not.
         propensity_a: constant A of the propensity model.
         propensity_b: constant B of the propensity model.
         seed: random seed of splits, limits and the order of batches.
@@ -80,9 +86,12 @@ class TextDataModule(pl.LightningDataModule, ABC):
         label_texts: str | None = None,
         val_fraction: float = 0.1,
         limit_train: int | None = None,
+        merge_val: bool = False,
         limit_val: int | None = None,
         max_bad_rows: int = 0,
+        limits: Limits = DEFAULT_LIMITS,
         on_missing: Literal["sample", "error"] = "error",
+        idf: bool | None = None,
         propensity_a: float = 0.55,
         propensity_b: float = 1.5,
         seed: int = 0,
@@ -96,7 +105,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
         check_low(1, limit_train=limit_train, limit_val=limit_val)
         self.settings = Settings(tokenizer or "word", max_length, max_words, val_fraction, limit_train, seed)
         self.batch_size, self.eval_batch_size, self.num_workers = batch_size, eval_batch_size, num_workers
-        self.limit_val = limit_val
+        self.limit_val, self.limits, self.merge_val, self.idf = limit_val, limits, merge_val, idf
         self.label_texts = label_texts
         self.vectors, self.max_bad_rows, self.on_missing, self.seed = vectors, max_bad_rows, on_missing, seed
         self.propensity = {"propensity_a": propensity_a, "propensity_b": propensity_b}
@@ -124,7 +133,8 @@ class TextDataModule(pl.LightningDataModule, ABC):
     @cached_property
     def corpus(self) -> Corpus:
         try:
-            return self.find_corpus()
+            found = self.find_corpus()
+            return with_merged_val(found) if self.merge_val else found
         except CorpusMissingError as missing:
             if self.on_missing == "error":
                 raise
@@ -150,6 +160,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
     def space(self) -> LabelSpace:
         """Label space that models are built from; the first access prepares the corpus."""
         space = self.prepared.space
+        space.idf = space.idf if self.idf is None else self.idf
         space.propensity_a, space.propensity_b = self.propensity["propensity_a"], self.propensity["propensity_b"]
         if file := self.label_file():
             texts = read_label_texts(file)
@@ -191,16 +202,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
                 raise UserError(f"{message}; leave out `vectors` to initialize word embeddings randomly")
             warn(f"{message}: word embeddings are initialized randomly")
             return None
-        stat = found.stat()
-        cached = self.prepared.folder / f"vectors-{found.name}-{stat.st_size}-{stat.st_mtime_ns}.npz"
-        with cache_errors(self.cache_dir), FileLock(cached.with_suffix(".lock")):
-            if not cached.exists():
-                vocabulary = self.prepared.vocabulary
-                read = read_vectors(found, vocabulary.words(), vocabulary.size, vocabulary.pad_id, self.seed)
-                with atomic_write(cached) as aside:
-                    np.savez(aside, matrix=read.matrix.numpy(), coverage=read.coverage)
-        stored = np.load(cached)
-        vectors = WordVectors(torch.from_numpy(stored["matrix"]), float(stored["coverage"]))
+        vectors = cached_vectors(found, self.prepared, self.seed)
         self.vector_coverage = vectors.coverage
         note(f"{found.name}: vectors for {vectors.coverage:.1%} of the {self.space.vocab_size:,} words")
         return vectors

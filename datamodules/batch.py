@@ -147,6 +147,7 @@ class LabelSpace:
         propensity_b: constant B of the propensity model.
         added: number of labels at the end of `names` that were added to a trained model; they are always tail labels.
         texts: descriptions of `names`; empty if there are none.
+        idf: whether TF-IDF weights tokens by inverse document frequency; features may be weighted already.
     """
 
     names: list[str]
@@ -161,6 +162,7 @@ class LabelSpace:
     propensity_b: float = 1.5
     added: int = 0
     texts: list[str] = field(default_factory=list)
+    idf: bool = True
 
     def __post_init__(self) -> None:
         self.reference_counts = self.reference_counts or [*self.counts, *(0 for _ in self.unseen)]

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from datamodules.corpora.named import NamedCorpus
-from datamodules.corpora.sources import DownloadedFile, HubRows, JsonRow, split_members, write_split
+from datamodules.corpora.sources import DownloadedFile, HubRows, JsonRow, checked, split_members, write_split
+from datamodules.prepare.limits import Limits
+from datamodules.prepare.readers import limited_lines
 from datamodules.tools.statistics import Published
 
 SPLITS = {"train": "train", "validation": "val", "dev": "val", "test": "test"}
@@ -18,10 +20,12 @@ SPLITS = {"train": "train", "validation": "val", "dev": "val", "test": "test"}
 class ActsZip(DownloadedFile):
     """Archive of the authors: `{train,dev,test}.jsonl` with the sections of each act."""
 
-    def unpack(self, downloads: Path, folder: Path) -> None:
+    def unpack(self, downloads: Path, folder: Path, limits: Limits) -> None:
         with zipfile.ZipFile(self.path(downloads)) as archive:
+            limits.check_zip(archive, self.path(downloads).name)
             for split, name in split_members(archive, ("train", "dev", "test"), ".jsonl").items():
-                with archive.open(name) as lines:
+                with archive.open(name) as stream:
+                    lines = map(checked, limited_lines(stream, limits))
                     write_split(folder, SPLITS[split], map(act_of_parts, map(json.loads, lines)))
 
 

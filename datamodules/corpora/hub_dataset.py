@@ -51,7 +51,7 @@ class HubDataset(TextDataModule):
         super().__init__(**kwargs)
         self.dataset, self.config, self.revision = dataset, config, revision
         self.splits = {"train": train, "val": val, "test": test}
-        self.format = Format(text_column, label_column, id_column, label_sep)
+        self.format = Format(text_column, label_column, id_column, label_sep, self.limits)
 
     def find_corpus(self) -> Corpus:
         found = load(self.dataset, self.config, self.revision)

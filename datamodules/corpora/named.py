@@ -27,10 +27,11 @@ NO_SOURCE = "it cannot be downloaded automatically"
 
 
 class NamedCorpus(TextDataModule):
-    """Corpus with a name: found in `root`, in $ZOO_DATA/<folder> or in the cache, or else downloaded.
+    """Corpus with a name: found in `root`, or else in $ZOO_DATA/<folder> or in the cache, or else downloaded.
 
     Args:
-        root: folder with train, val and test files (jsonl, csv, tsv, parquet; may be compressed).
+        root: folder with train, val and test files (jsonl, csv, tsv, parquet; may be compressed); only this folder is
+            searched if it is given.
         download: whether to download the corpus if no folder has it.
     """
 
@@ -48,24 +49,42 @@ class NamedCorpus(TextDataModule):
     def corpus_in(self, folder: Path) -> Corpus | None:
         """Open the corpus in a folder; None if it has no training file."""
         files = files_in(folder)
-        return file_corpus(self.folder, files, Format(label_sep=self.label_sep), self.max_bad_rows) if files else None
+        return (
+            file_corpus(self.folder, files, Format(label_sep=self.label_sep, limits=self.limits), self.max_bad_rows)
+            if files
+            else None
+        )
 
     def find_corpus(self) -> Corpus:
         fetched = self.cache_dir / "corpora" / self.folder
-        places = [Path(self.root).expanduser()] if self.root else []
-        if places and not places[0].is_dir():
-            raise UserError(f"no such folder: {self.root} (`root`)")
-        if data := os.environ.get("ZOO_DATA"):
-            places.append(Path(data).expanduser() / self.folder)
+        if self.root:
+            return self._corpus_in_root(self.root)
+        data = os.environ.get("ZOO_DATA")
+        places = [Path(data).expanduser() / self.folder] if data else []
         for self.place in [*places, fetched]:
-            if corpus := self.corpus_in(self.place):
+            if corpus := self._read_corpus(self.place):
                 return corpus
         reason = self._fetch_once(fetched) if self.download else "downloading is off"
-        if reason is None and (corpus := self.corpus_in(fetched)):
+        if reason is None and (corpus := self._read_corpus(fetched)):
             return corpus
         looked = ", ".join(str(place) for place in places) or "no folder (neither `root` nor $ZOO_DATA is set)"
         reason = reason or f"there are no training documents in {fetched}"
         raise CorpusMissingError(f"no corpus {self.folder}: looked in {looked}; {reason}. {self.how_to_get}")
+
+    def _corpus_in_root(self, root: str) -> Corpus:
+        """Open the corpus in the folder that was given; another one, or a sample, must not take its place."""
+        self.place = Path(root).expanduser()
+        if corpus := self._read_corpus(self.place):
+            return corpus
+        if not self.place.is_dir():
+            raise UserError(f"no such folder: {root} (`root`)")
+        raise UserError(f"`root={root}` does not contain the corpus {self.folder}: no training file. {self.how_to_get}")
+
+    def _read_corpus(self, folder: Path) -> Corpus | None:
+        try:
+            return self.corpus_in(folder)
+        except OSError as error:  # such as a folder that may not be read
+            raise UserError(f"{folder} cannot be read: {error.strerror or error}") from error
 
     def setup(self, stage: str) -> None:
         """Report how the corpus differs from published statistics."""
@@ -102,7 +121,7 @@ class NamedCorpus(TextDataModule):
         for source in self.sources:
             try:
                 with folder_written_whole(folder) as aside:
-                    fetch(source, downloads, aside)
+                    fetch(source, downloads, aside, self.limits)
                 shutil.rmtree(downloads, ignore_errors=True)  # including partial downloads from other sources
                 return
             except DownloadError as error:

@@ -76,7 +76,7 @@ class Aapd(NamedCorpus):
     )
 
     def corpus_in(self, folder: Path) -> Corpus | None:
-        return super().corpus_in(folder) or paired_corpus(self.folder, folder, self.max_bad_rows)
+        return super().corpus_in(folder) or paired_corpus(self.folder, folder, self.max_bad_rows, self.limits)
 
 
 class Reuters(NamedCorpus):
@@ -150,7 +150,8 @@ class NamedSparse(NamedCorpus):
         files = files_in(folder, SUFFIXES)
         if not files:
             return None
-        return sparse_corpus(self.folder, files, SparseFormat.beside(files["train"]), self.max_bad_rows)
+        layout = SparseFormat.beside(files["train"])
+        return sparse_corpus(self.folder, files, layout, self.max_bad_rows, self.limits)
 
 
 class EurLex4KBow(NamedSparse):

@@ -23,8 +23,10 @@ from typing import Any
 
 from scipy.sparse import csr_array, load_npz
 
-from datamodules.corpora.download import DownloadError, download
+from datamodules.corpora.download import DownloadError, KnownChecksums, download, open_url
 from datamodules.corpora.sparse_files import Names
+from datamodules.prepare.limits import DEFAULT_LIMITS, Limits, limited
+from datamodules.prepare.readers import RowError, limited_lines
 from zoo.core.console import open_with_bar
 from zoo.core.errors import first_line
 
@@ -40,30 +42,37 @@ class DownloadSource(ABC):
     url: str  # for messages
 
     @abstractmethod
-    def get(self, downloads: Path) -> None:
+    def get(self, downloads: Path, limits: Limits) -> None:
         """Download what is not in the folder yet."""
 
     @abstractmethod
-    def unpack(self, downloads: Path, folder: Path) -> None:
+    def unpack(self, downloads: Path, folder: Path, limits: Limits) -> None:
         """Convert the download to `train.jsonl.gz`, ... in `folder`."""
 
     @abstractmethod
     def discard(self, downloads: Path) -> None:
         """Remove complete downloads."""
 
+    @abstractmethod
+    def trust(self, downloads: Path) -> None:
+        """Remember the checksums of complete downloads, after they could be unpacked."""
 
-def fetch(sources: Sequence[DownloadSource], downloads: Path, folder: Path) -> None:
+
+def fetch(sources: Sequence[DownloadSource], downloads: Path, folder: Path, limits: Limits = DEFAULT_LIMITS) -> None:
     """Write a corpus into an empty folder from the sources of its splits, or raise `DownloadError`.
 
     Everything is downloaded before anything is unpacked. The next call resumes interrupted transfers.
     """
     for source in sources:
         with download_errors(source.url):
-            source.get(downloads)
+            source.get(downloads, limits)
     try:
         for source in sources:
             with download_errors(source.url):
-                source.unpack(downloads, folder)
+                source.unpack(downloads, folder, limits)
+        for source in sources:
+            with download_errors(source.url):
+                source.trust(downloads)
     except DownloadError as error:
         if not is_local(error.__cause__):  # the downloads are broken
             for source in sources:
@@ -100,12 +109,23 @@ class DownloadedFile(DownloadSource):
     def path(self, downloads: Path) -> Path:
         return downloads / re.sub(r"[^\w.-]+", "_", self.url.rpartition("/")[2])
 
-    def get(self, downloads: Path) -> None:
+    def known(self, downloads: Path) -> KnownChecksums:
+        return KnownChecksums(downloads.with_name("known_downloads.json"))
+
+    def get(self, downloads: Path, limits: Limits) -> None:
         if not self.path(downloads).exists():
-            download(self.url, self.path(downloads), self.sha256)
+            download(self.url, self.path(downloads), self.sha256, limits)
+        try:
+            self.known(downloads).check(self.url, self.path(downloads))
+        except DownloadError:
+            self.discard(downloads)
+            raise
 
     def discard(self, downloads: Path) -> None:
         self.path(downloads).unlink(missing_ok=True)
+
+    def trust(self, downloads: Path) -> None:
+        self.known(downloads).add(self.url, self.path(downloads))
 
 
 @dataclass(frozen=True)
@@ -114,9 +134,17 @@ class TextLines(DownloadedFile):
 
     split: str = "train"
 
-    def unpack(self, downloads: Path, folder: Path) -> None:
-        with open_with_bar(self.path(downloads)) as file, bz2.open(file) as lines:
-            write_split(folder, self.split, text_rows(lines))
+    def unpack(self, downloads: Path, folder: Path, limits: Limits) -> None:
+        with open_with_bar(self.path(downloads)) as file, bz2.open(file) as raw:
+            lines = limited_lines(limited(raw, file.tell, self.path(downloads).name, limits), limits)
+            write_split(folder, self.split, text_rows(map(checked, lines)))
+
+
+def checked(line: bytes | RowError) -> bytes:
+    """Refuse a line that is too long."""
+    if isinstance(line, RowError):
+        raise ValueError(f"a line is {line}")
+    return line
 
 
 def text_rows(lines: Iterable[bytes]) -> Iterator[JsonRow]:
@@ -140,15 +168,25 @@ class PecosTar(DownloadedFile):
     Labels are named by `output-items.txt`, or by their numbers if these names are not unique.
     """
 
-    def unpack(self, downloads: Path, folder: Path) -> None:
+    def unpack(self, downloads: Path, folder: Path, limits: Limits) -> None:
         wanted = ["X.trn.txt", "Y.trn.npz", "X.tst.txt", "Y.tst.npz", "output-items.txt"]
         with tempfile.TemporaryDirectory(dir=downloads) as aside:
-            unpack_tar(self.path(downloads), Path(aside), wanted)
+            unpack_tar(self.path(downloads), Path(aside), wanted, limits)
             names = Names.read("label", Path(aside) / "output-items.txt").names
             for split, mark in {"train": "trn", "test": "tst"}.items():
-                labels = csr_array(load_npz(Path(aside) / f"Y.{mark}.npz"))
-                with open_with_bar(Path(aside) / f"X.{mark}.txt") as lines:
+                labels = read_npz(Path(aside) / f"Y.{mark}.npz", limits)
+                with open_with_bar(Path(aside) / f"X.{mark}.txt") as file:
+                    lines = map(checked, limited_lines(file, limits))
                     write_split(folder, split, labelled(lines, labels, names))
+
+
+def read_npz(path: Path, limits: Limits) -> csr_array:
+    """Read a sparse matrix, and check that its indices are in range."""
+    with zipfile.ZipFile(path) as archive:
+        limits.check_zip(archive, path.name)
+    matrix = csr_array(load_npz(path))
+    matrix.check_format(full_check=True)
+    return matrix
 
 
 def labelled(lines: Iterable[bytes], labels: csr_array, names: list[str]) -> Iterator[JsonRow]:
@@ -164,16 +202,21 @@ def labelled(lines: Iterable[bytes], labels: csr_array, names: list[str]) -> Ite
         yield {"text": text, "labels": [names[i] if names else str(i) for i in numbers]}
 
 
-def unpack_tar(path: Path, folder: Path, wanted: Sequence[str]) -> None:
+def unpack_tar(path: Path, folder: Path, wanted: Sequence[str], limits: Limits = DEFAULT_LIMITS) -> None:
     """Extract the files with these names, from any folder of a .tar.gz."""
-    with open_with_bar(path) as file, tarfile.open(fileobj=file, mode="r:gz") as archive:
-        for member in archive:
+    with (
+        open_with_bar(path) as file,
+        limited(gzip.GzipFile(fileobj=file), file.tell, path.name, limits) as stream,
+        tarfile.open(fileobj=stream, mode="r|") as archive,
+    ):
+        for count, member in enumerate(archive, 1):
+            limits.check_members(count, path.name)
             check_member_path(member.name)
             name = PurePosixPath(member.name).name
             if name in wanted and (content := archive.extractfile(member)):
                 with content, (folder / name).open("wb") as out:
                     shutil.copyfileobj(content, out)
-        while archive.fileobj and archive.fileobj.read(BLOCK):  # read to the end to verify the checksum
+        while stream.read(BLOCK):  # read to the end to verify the checksum
             pass
     if missing := [name for name in wanted if not (folder / name).is_file()]:
         raise ValueError(f"the archive lacks {', '.join(missing)}")
@@ -190,8 +233,9 @@ def check_member_path(name: str) -> None:
 class SparseZip(DownloadedFile):
     """A .zip of the Extreme Classification Repository, with features in `<name>_train.txt` and `<name>_test.txt`."""
 
-    def unpack(self, downloads: Path, folder: Path) -> None:
+    def unpack(self, downloads: Path, folder: Path, limits: Limits) -> None:
         with zipfile.ZipFile(self.path(downloads)) as archive:
+            limits.check_zip(archive, self.path(downloads).name)
             for split, name in split_members(archive, ("train", "test"), ".txt").items():
                 with archive.open(name) as raw, gzip.open(folder / f"{split}.xmc.gz", "wb", LEVEL) as out:
                     shutil.copyfileobj(raw, out)
@@ -231,13 +275,13 @@ class HubRows(DownloadSource):
     def url(self) -> str:  # type: ignore[override]
         return f"{self.hub}/datasets/{self.name}"
 
-    def get(self, downloads: Path) -> None:
+    def get(self, downloads: Path, limits: Limits) -> None:
         """Check the connection, since `datasets` would retry for a minute without a network."""
         if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
             raise OSError("HF_HUB_OFFLINE is set")
-        urllib.request.urlopen(self.hub, timeout=5).close()
+        open_url(urllib.request.Request(self.hub), timeout=5).close()
 
-    def unpack(self, downloads: Path, folder: Path) -> None:
+    def unpack(self, downloads: Path, folder: Path, limits: Limits) -> None:
         import datasets
 
         for split, rows in datasets.load_dataset(self.name, revision=self.revision).items():
@@ -245,3 +289,6 @@ class HubRows(DownloadSource):
 
     def discard(self, downloads: Path) -> None:
         """Nothing to remove: `datasets` has its own cache."""
+
+    def trust(self, downloads: Path) -> None:
+        """Nothing to remember: `datasets` verifies what it downloads."""

@@ -10,14 +10,17 @@ from typing import IO, Any
 from datamodules.base import TextDataModule, find_files
 from datamodules.prepare.corpus import Corpus
 from datamodules.prepare.file_source import FileSource
+from datamodules.prepare.limits import DEFAULT_LIMITS, Limits
 from datamodules.prepare.readers import (
     DECOMPRESSORS,
+    NOT_UTF8,
     READERS,
     BadRows,
     Format,
     ParsedRow,
     ParsedRows,
     RowError,
+    limited_lines,
     opened,
 )
 from datamodules.prepare.vocabulary import LARGEST, PAD, UNK, VALUES
@@ -26,6 +29,7 @@ from zoo.core.errors import UserError
 EXTENSION = ".xmc"
 SUFFIXES = [kind + packed for kind in (EXTENSION, ".txt") for packed in ("", *DECOMPRESSORS)]  # in a corpus folder
 LABELS, FEATURES = "labels.txt", "features.txt"  # optional files next to the data, with one name per line
+LONGEST_HEADER = 1000  # bytes
 HEADER = "the first line must be three numbers: rows, features and labels"
 
 
@@ -44,7 +48,14 @@ class Names:
         if path is None:
             return cls(what)
         with opened(path) as stream:
-            names = [line.decode(errors="replace").strip() for line in stream]
+            lines = list(limited_lines(stream, DEFAULT_LIMITS))
+        for line in lines:
+            if isinstance(line, RowError):
+                raise UserError(f"{path}: a line is {line}")
+        try:
+            names = [line.decode().strip() for line in lines if isinstance(line, bytes)]
+        except UnicodeDecodeError:
+            raise UserError(f"{path}: {NOT_UTF8}") from None
         if len(set(names)) == len(names) and "" not in names and (what == "label" or all(map(is_feature, names))):
             return cls(what, path, names)
         wrong = "repeat or are empty" if what == "label" else "repeat, are empty or contain spaces or colons"
@@ -94,7 +105,7 @@ class SparseFormat:
 
     def rows(self, stream: IO[bytes], path: Path, format: Format) -> ParsedRows:
         """Yield rows as the readers of other formats do; an empty line is a document without labels and features."""
-        header = parse_header(stream.readline())
+        header = parse_header(stream.readline(LONGEST_HEADER))
         size, num_features, num_labels = header or (None, None, None)
         if header is None:
             yield 1, RowError(HEADER)
@@ -102,11 +113,11 @@ class SparseFormat:
             self.features.check(path, header[1])
             self.labels.check(path, header[2])
         count = 0
-        for number, line in enumerate(stream, 2):
-            if line.isspace() and (size is None or count >= size):
+        for number, line in enumerate(limited_lines(stream, format.limits), 2):
+            if isinstance(line, bytes) and line.isspace() and (size is None or count >= size):
                 continue  # trailing blank lines
             count += 1
-            yield number, self._row(line, num_features, num_labels, format)
+            yield number, line if isinstance(line, RowError) else self._row(line, num_features, num_labels, format)
         if size is not None and count != size:
             yield count + 1, RowError(f"the header announces {size:,} rows, the file has {count:,}")
 
@@ -116,7 +127,7 @@ class SparseFormat:
             names = [self.labels.name(label, num_labels) for label in labels]
             text = " ".join(f"{self.features.name(i, num_features)}:{value}" for i, value in pairs)
         except UnicodeDecodeError:
-            return RowError("invalid UTF-8")
+            return RowError(NOT_UTF8)
         except RowError as error:
             return error
         return {format.text_column: text, format.label_column or "": names}
@@ -162,13 +173,15 @@ def _rows(stream: IO[bytes], path: Path, format: Format) -> ParsedRows:
 READERS[EXTENSION] = _rows  # so that `read_documents` reads sparse files too
 
 
-def sparse_corpus(name: str, files: dict[str, Path], format: SparseFormat, max_bad_rows: int) -> Corpus:
+def sparse_corpus(
+    name: str, files: dict[str, Path], layout: SparseFormat, max_bad_rows: int, limits: Limits = DEFAULT_LIMITS
+) -> Corpus:
     """Build a corpus of sparse files, one for each split."""
-    bad = BadRows(max_bad_rows)
-    remarks = {"train": format.labels.report + format.features.report}  # report them once, not for each split
+    bad, format = BadRows(max_bad_rows), Format(limits=limits)
+    remarks = {"train": layout.labels.report + layout.features.report}  # report them once, not for each split
     return Corpus(
         name,
-        {split: FileSource(path, bad, layout=format, remarks=remarks.get(split)) for split, path in files.items()},
+        {split: FileSource(path, bad, format, layout, remarks.get(split)) for split, path in files.items()},
         has_features=True,
     )
 
@@ -207,4 +220,5 @@ class SparseFiles(TextDataModule):
         found = find_files(self.files)
         names = [found.pop(option, None) for option in ("labels", "features")]
         name = self.given_name or found["train"].resolve().parent.name or "corpus"
-        return sparse_corpus(name, found, SparseFormat.beside(found["train"], *names), self.max_bad_rows)
+        layout = SparseFormat.beside(found["train"], *names)
+        return sparse_corpus(name, found, layout, self.max_bad_rows, self.limits)

@@ -49,7 +49,7 @@ class TextFiles(TextDataModule):
     ) -> None:
         super().__init__(**kwargs)
         self.files = {"train": train, "val": val, "test": test}
-        self.format = Format(text_column, label_column, id_column, label_sep)
+        self.format = Format(text_column, label_column, id_column, label_sep, self.limits)
         self.given_name = name
 
     def find_corpus(self) -> Corpus:

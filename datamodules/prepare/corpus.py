@@ -8,10 +8,11 @@ import json
 import re
 import shutil
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +21,7 @@ import pyarrow as pa
 from filelock import FileLock
 
 from datamodules.batch import LabelSpace
+from datamodules.prepare.cache import find_defect, write_manifest
 from datamodules.prepare.readers import Document
 from datamodules.prepare.rows import CHUNK, Columns, EncodedRows, RowWriter, stored_columns
 from datamodules.prepare.threads import map_in_threads
@@ -33,14 +35,16 @@ from datamodules.prepare.tokens import (
     WordTokenizer,
 )
 from datamodules.prepare.vocabulary import Vocabulary, load_pretrained
-from zoo.core.console import progress_bar
+from zoo.core.console import progress_bar, warn
 from zoo.core.errors import UserError
 from zoo.core.files import folder_written_whole
 from zoo.core.hashing import hash64
 from zoo.core.ragged import Lists
 
-VERSION = 2  # of the cache format; increase it with every change
+VERSION = 3  # of the cache format; increase it with every change
 SPLITS = ("train", "val", "test")
+VOCABULARY, FACTS = "tokenizer.json", "facts.json"
+FILES = [*(f"{split}.arrow" for split in SPLITS), VOCABULARY, FACTS]
 LONGEST_NAME = 80  # characters of the corpus name in the folder name
 CHUNK_CHARACTERS = 1 << 23  # bounds the memory of a chunk of long documents
 Chunk = list[tuple[str, Document]]  # documents with their splits
@@ -49,7 +53,8 @@ Chunk = list[tuple[str, Document]]  # documents with their splits
 class Source(Protocol):
     """Documents of one split, which can be read several times."""
 
-    size: int  # sum of the increments passed to `progress`
+    @property
+    def size(self) -> int: ...  # sum of the increments passed to `progress`
 
     def read(self, progress: Callable[[int], None]) -> Iterator[Document]: ...
 
@@ -68,6 +73,35 @@ class Corpus:
     sources: dict[str, Source]
     is_sample: bool = False
     has_features: bool = False  # texts are `name:value name:value`, as in sparse files
+
+
+@dataclass(frozen=True)
+class JoinedSource:
+    """Documents of several splits, one after the other."""
+
+    sources: tuple[Source, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(source.size for source in self.sources)
+
+    def read(self, progress: Callable[[int], None]) -> Iterator[Document]:
+        return chain.from_iterable(source.read(progress) for source in self.sources)
+
+    def fingerprint(self) -> str:
+        return " + ".join(source.fingerprint() for source in self.sources)
+
+    def report(self) -> list[str]:
+        return [line for source in self.sources for line in source.report()]
+
+
+def with_merged_val(corpus: Corpus) -> Corpus:
+    """Append the validation documents, if there are any, to the training documents."""
+    if "val" not in corpus.sources:
+        return corpus
+    others = {split: source for split, source in corpus.sources.items() if split != "val"}
+    joined = JoinedSource((corpus.sources["train"], corpus.sources["val"]))
+    return replace(corpus, sources=others | {"train": joined})
 
 
 @dataclass(frozen=True)
@@ -92,7 +126,10 @@ class Prepared:
     report: list[str] = field(default_factory=list)  # remarks for the user
 
     def rows(self, split: str) -> EncodedRows:
-        return EncodedRows(self.folder / f"{split}.arrow", self.space.pad_id)
+        try:
+            return EncodedRows(self.folder / f"{split}.arrow", self.space.pad_id)
+        except (OSError, pa.ArrowException) as error:
+            raise UserError(f"the cache {self.folder} was removed or damaged during the run: run again") from error
 
 
 def prepare(corpus: Corpus, settings: Settings, cache: Path) -> Prepared:
@@ -106,15 +143,21 @@ def prepare(corpus: Corpus, settings: Settings, cache: Path) -> Prepared:
             )
         pretrained = load_pretrained(settings.tokenizer, settings.max_length)
     name = re.sub(r"[^\w.-]+", "_", corpus.name)[:LONGEST_NAME]  # users may choose any name
-    folder = cache / f"{name}-{_key(corpus, settings, pretrained)}"
+    key = _key(corpus, settings, pretrained)
+    folder = cache / f"{name}-{key}"
     with cache_errors(cache):
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / f"{folder.name}.lock"):
-            if not folder.exists():
+            if (defect := find_defect(folder, FILES)) is not None:
+                if defect:
+                    warn(f"the cache {folder} is damaged ({defect}): the corpus is prepared again")
                 with folder_written_whole(folder) as partial:
                     _Preparation(corpus, settings, pretrained, partial).run()
-    facts = json.loads((folder / "facts.json").read_text("utf8"))
-    vocabulary = Vocabulary.from_text((folder / "tokenizer.json").read_text("utf8"), settings.max_length)
+                    if _key(corpus, settings, pretrained) != key:  # or the cache would serve it for the old files
+                        raise UserError(f"{corpus.name} changed while it was read: run again once it is complete")
+                    write_manifest(partial, folder.name, FILES)
+            facts = json.loads((folder / FACTS).read_text("utf8"))
+            vocabulary = Vocabulary.from_text((folder / VOCABULARY).read_text("utf8"), settings.max_length)
     return Prepared(folder, vocabulary, LabelSpace(**facts["space"]), facts["report"])
 
 
@@ -151,6 +194,7 @@ class _Preparation:
         self.facts, self.labels = Counter[str](), NameIndex()
         self.counts, self.reference = Counter[str](), Counter[str]()  # training documents of each label
         self.seen_ids = {split: array("Q") for split in SPLITS}  # hashes, 8 bytes per document
+        self.taught = np.zeros(0, dtype=bool)  # labels with a training document with known tokens
 
     def run(self) -> None:
         limited = self.settings.limit_train is not None
@@ -167,8 +211,8 @@ class _Preparation:
         self._remap(first, space)
         shutil.rmtree(first)
         report = self._report(space) + [line for s in self.corpus.sources.values() for line in s.report()]
-        (self.folder / "tokenizer.json").write_text(vocabulary.text, "utf8")
-        (self.folder / "facts.json").write_text(json.dumps({"space": asdict(space), "report": report}), "utf8")
+        (self.folder / VOCABULARY).write_text(vocabulary.text, "utf8")
+        (self.folder / FACTS).write_text(json.dumps({"space": asdict(space), "report": report}), "utf8")
 
     def _read(self, folder: Path) -> None:
         """Write every document, with provisional ids, to the file of its split."""
@@ -217,11 +261,14 @@ class _Preparation:
         """Replace provisional ids by those of the vocabulary and the label space."""
         label_ids = np.zeros(len(self.labels), dtype=np.int32)
         label_ids[self.labels.lookup(space.names + space.unseen)] = np.arange(space.num_all)
+        self.taught = np.zeros(space.num_all, dtype=bool)
         with self._writers(self.folder) as writers:
             for split, writer in writers.items():
                 for rows in stored_columns(first / f"{split}.arrow"):
                     tokens = self.tokenizer.remap(Tokens(rows.tokens, rows.values))
                     labels = Lists(rows.labels.offsets, label_ids[rows.labels.values]).sets()
+                    if split == "train":
+                        self.taught[labels.only(self.tokenizer.informative(tokens)).values] = True
                     writer.write_batch(Columns(rows.ids, tokens.ids, labels, tokens.values).batch())
 
     def _documents(self, source: str) -> Iterator[tuple[str, Document]]:
@@ -284,6 +331,7 @@ class _Preparation:
             names=names,
             counts=[self.counts[name] for name in names],
             num_documents=self.facts["train"],
+            idf=self.tokenizer.has_counts,
             vocab_size=vocabulary.size,
             pad_id=vocabulary.pad_id,
             unseen=unseen,
@@ -301,9 +349,21 @@ class _Preparation:
             lines.append(f"{self.facts['empty']:,} documents have no {what}")
         if space.unseen:
             lines.append(f"{len(space.unseen):,} labels occur in no training document: they always count as misses")
+        if untaught := np.count_nonzero(~self.taught[: space.num_labels]):
+            lines.append(f"{untaught:,} labels have only training documents without known tokens")
+        if groups := len(alike(self.labels)):
+            lines.append(f"{groups:,} groups of labels differ only in case or spaces, but count as different labels")
         seen = {split: np.unique(np.frombuffer(ids, dtype=np.uint64)) for split, ids in self.seen_ids.items()}
         for one, other in (("train", "val"), ("train", "test"), ("val", "test")):
             both = np.intersect1d(seen[one], seen[other], assume_unique=True)
             if len(both):
                 lines.append(f"{len(both):,} ids occur in both {one} and {other}")
         return lines
+
+
+def alike(names: Iterable[str]) -> list[list[str]]:
+    """Group names that differ only in case or spaces."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        groups["".join(name.split()).casefold()].append(name)
+    return [group for group in groups.values() if len(group) > 1]

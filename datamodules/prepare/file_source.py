@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from datamodules.prepare.corpus import SPLITS, Corpus, Source
+from datamodules.prepare.limits import Limits
 from datamodules.prepare.readers import (
+    NOT_UTF8,
     BadRows,
     Document,
     Format,
+    ParsedRow,
     ParsedRows,
     RowError,
     fingerprint,
-    read_errors,
+    limited_lines,
+    opened,
     read_numbered,
 )
 
@@ -63,7 +67,7 @@ class FileSource:
     def fingerprint(self) -> str:
         suffixes = "".join(self.path.suffixes[-2:])
         layout = f"{suffixes} {self.format}" if self.layout is None else self.layout.fingerprint()
-        return f"{fingerprint(self.path)} {layout} {self.bad.max_bad_rows}"
+        return f"{fingerprint(self.path)} {layout} {self.bad.max_bad_rows} {self.format.limits}"
 
     def report(self) -> list[str]:
         return self.remarks + self.bad.report(self.path)
@@ -82,24 +86,35 @@ class PairedLabels:
         self.path = path
 
     def rows(self, stream: IO[bytes], path: Path, format: Format) -> ParsedRows:
-        with read_errors(self.path), self.path.open("rb") as labels:
-            for number, (text, names) in enumerate(zip_longest(stream, labels), 1):
+        with opened(self.path, format.limits) as labels:
+            lines = (limited_lines(file, format.limits) for file in (stream, labels))
+            for number, (text, names) in enumerate(zip_longest(*lines), 1):
                 if text is None or names is None:
                     yield number, RowError(f"{path.name} and {self.path.name} differ in their number of lines")
                     return
-                fields = [line.decode(errors="replace").strip() for line in (text, names)]
-                yield number, {format.text_column: fields[0], format.label_column or "": fields[1].split()}
+                yield number, self._row(text, names, format)
+
+    def _row(self, text: bytes | RowError, names: bytes | RowError, format: Format) -> ParsedRow:
+        for line in (text, names):
+            if isinstance(line, RowError):
+                return line
+        assert isinstance(text, bytes)
+        assert isinstance(names, bytes)
+        try:
+            return {format.text_column: text.decode().strip(), format.label_column or "": names.decode().split()}
+        except UnicodeDecodeError:
+            return RowError(NOT_UTF8)
 
     def fingerprint(self) -> str:
         return f"{fingerprint(self.path)} paired"
 
 
-def paired_corpus(name: str, folder: Path, max_bad_rows: int) -> Corpus | None:
+def paired_corpus(name: str, folder: Path, max_bad_rows: int, limits: Limits) -> Corpus | None:
     """Build the corpus of `text_train`, `label_train`, ... in a folder; None if the training files are missing."""
     bad = BadRows(max_bad_rows)
     sources: dict[str, Source] = {}
     for split in SPLITS:
         text, labels = folder / f"text_{split}", folder / f"label_{split}"
         if text.is_file() and labels.is_file():
-            sources[split] = FileSource(text, bad, layout=PairedLabels(labels))
+            sources[split] = FileSource(text, bad, Format(limits=limits), PairedLabels(labels))
     return Corpus(name, sources) if "train" in sources else None

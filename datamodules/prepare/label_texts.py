@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datamodules.prepare.readers import DECOMPRESSORS, READERS, Format, RowError, opened, unpacked_name
+from datamodules.prepare.readers import (
+    DECOMPRESSORS,
+    NOT_UTF8,
+    READERS,
+    Format,
+    RowError,
+    opened,
+    parse_json,
+    read_all,
+    unpacked_name,
+)
 from zoo.core.errors import UserError
 
 ROWS = (".jsonl", ".ndjson", ".csv", ".tsv")  # formats with one row per label
@@ -38,7 +47,7 @@ def read_label_texts(path: Path) -> dict[str, str]:
         )
     with opened(path) as stream:
         if unpacked_name(path).suffix == ".json":
-            found = dict(_entries(path, stream.read()))
+            found = dict(_entries(path, read_all(stream, path)))
         else:
             rows = READERS[unpacked_name(path).suffix](stream, path, Format("label", None, "label", fixed=True))
             found = dict(_labelled(path, rows))
@@ -49,8 +58,9 @@ def read_label_texts(path: Path) -> dict[str, str]:
 
 def _entries(path: Path, content: bytes) -> Iterator[tuple[str, LabelDescription]]:
     try:
-        entries = json.loads(content)
-        json.dumps(entries, ensure_ascii=False).encode()  # json accepts lone surrogates, tokenizers do not
+        entries = parse_json(content.decode())
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: {NOT_UTF8}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: broken JSON: {error}") from None
     if not isinstance(entries, dict):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import csv
 import gzip
 import hashlib
 import io
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,6 +21,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from datamodules.prepare.limits import DEFAULT_LIMITS, MB, Limits, limited
 from zoo.core.errors import UserError
 
 ROWS_PER_PROGRESS = 1_000
@@ -26,6 +29,15 @@ ROWS_TO_FIND_COLUMNS = 100  # a few JSON lines may lack a column; if all of the 
 SHOWN_BAD_ROWS = 5
 DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {".gz": lambda file: gzip.GzipFile(fileobj=file), ".bz2": bz2.BZ2File}
 Progress = Callable[[int], None]
+UTF8 = codecs.BOM_UTF8
+BYTE_ORDER_MARKS = {  # of UTF-32 first, because one of its marks starts with one of UTF-16
+    **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "UTF-32"),
+    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "UTF-16"),
+}
+NOT_UTF8 = "invalid UTF-8; convert the file if it is Latin-1: iconv -f LATIN1 -t UTF-8"
+# Control characters except tabs and line breaks
+CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+REPLACEMENT = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +57,7 @@ class Format:
     label_column: str | None = "labels"  # None if rows have no labels
     id_column: str = "id"
     label_sep: str | None = None
+    limits: Limits = DEFAULT_LIMITS
     fixed: bool = field(default=False, repr=False)  # users cannot choose the columns; not part of cache keys
 
 
@@ -102,7 +115,7 @@ def read_numbered(
         reader: by default the one of the file's extension.
     """
     bad.start(path)
-    with read_errors(path), path.open("rb", buffering=0) as file, decompressed(file, path) as stream:
+    with read_errors(path), path.open("rb", buffering=0) as file, decompressed(file, path, format.limits) as stream:
         size, reported = path.stat().st_size, 0
         extension = _extension(path)
         if (reader := reader or READERS.get(extension)) is None:
@@ -150,8 +163,10 @@ def document_of(row: ParsedRow, format: Format) -> Document:
     text, id = row[format.text_column], row.get(format.id_column)
     if not isinstance(text, str):
         raise RowError(f"{format.text_column!r} is {_type_name(text)}, not a string")
+    if len(text) > format.limits.text_characters:
+        raise RowError(f"its text has over {format.limits.text_mb:g} million characters (`limits.text_mb`)")
     labels = [] if format.label_column is None else _labels(row[format.label_column], format)
-    return Document("" if id is None else str(id), text, labels)
+    return Document("" if id is None else _printable(str(id)), text.replace("\0", REPLACEMENT), labels)
 
 
 def _labels(value: Any, format: Format) -> list[str]:
@@ -161,7 +176,12 @@ def _labels(value: Any, format: Format) -> list[str]:
         raise RowError(f"{format.label_column!r} is {_type_name(value)}, not a list (a string needs `label_sep`)")
     if wrong := [label for label in value if not isinstance(label, str | int) or isinstance(label, bool)]:
         raise RowError(f"a label is {_type_name(wrong[0])}, not a string or an integer")
-    return [name for name in dict.fromkeys(str(label).strip() for label in value) if name]
+    return [name for name in dict.fromkeys(_printable(str(label).strip()) for label in value) if name]
+
+
+def _printable(name: str) -> str:
+    """Replace control characters, which terminals would obey."""
+    return name if name.isprintable() else CONTROL.sub(REPLACEMENT, name)
 
 
 def _type_name(value: Any) -> str:
@@ -169,7 +189,7 @@ def _type_name(value: Any) -> str:
 
 
 def _json_rows(stream: IO[bytes], path: Path, format: Format) -> ParsedRows:
-    rows = _line_rows(stream, _parse_json)
+    rows = _line_rows(stream, _parse_json, format.limits)
     head = list(islice(rows, ROWS_TO_FIND_COLUMNS))
     if objects := [row for _, row in head if isinstance(row, dict)]:
         _require_columns(path, format, chain.from_iterable(objects))
@@ -178,12 +198,22 @@ def _json_rows(stream: IO[bytes], path: Path, format: Format) -> ParsedRows:
 
 def _parse_json(line: str) -> ParsedRow:
     try:
-        row = json.loads(line)
-        if "\\ud" in line or "\\uD" in line:
-            json.dumps(row, ensure_ascii=False).encode()  # json accepts lone surrogates, tokenizers do not
+        row = parse_json(line)
     except (ValueError, RecursionError) as error:
         return RowError(f"broken JSON: {getattr(error, 'msg', error)}")
     return row if isinstance(row, dict) else RowError("not a JSON object")
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON with control characters and lone surrogates; the latter, which tokenizers refuse, are replaced."""
+    found = DECODER.decode(text)
+    if "\\ud" in text or "\\uD" in text:
+        written = json.dumps(found, ensure_ascii=False).encode("utf-16", "surrogatepass")
+        found = DECODER.decode(written.decode("utf-16", "replace"))
+    return found
+
+
+DECODER = json.JSONDecoder(strict=False)
 
 
 def _txt_rows(stream: IO[bytes], path: Path, format: Format) -> ParsedRows:
@@ -193,22 +223,44 @@ def _txt_rows(stream: IO[bytes], path: Path, format: Format) -> ParsedRows:
             return RowError("fewer than 2 tabs; a line is id<TAB>labels<TAB>text")
         return dict(zip((format.id_column, format.label_column or "", format.text_column), fields, strict=True))
 
-    return _line_rows(stream, parse)
+    return _line_rows(stream, parse, format.limits)
 
 
-def _line_rows(stream: IO[bytes], parse: Callable[[str], ParsedRow]) -> ParsedRows:
-    for number, line in enumerate(stream, 1):
-        if not line.isspace():
+def _line_rows(stream: IO[bytes], parse: Callable[[str], ParsedRow], limits: Limits) -> ParsedRows:
+    for number, line in enumerate(limited_lines(stream, limits), 1):
+        if isinstance(line, RowError):
+            yield number, line
+        elif not line.isspace():
             try:
                 yield number, parse(line.decode())
             except UnicodeDecodeError:
-                yield number, RowError("invalid UTF-8")
+                yield number, RowError(NOT_UTF8)
+
+
+def limited_lines(stream: IO[bytes], limits: Limits) -> Iterator[bytes | RowError]:
+    """Iterate over lines, with an error in the place of each that is too long, and that is not kept in memory."""
+    longest = limits.line_bytes
+    while line := stream.readline(longest + 1):
+        if len(line) <= longest:
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = stream.readline(longest + 1)
+        yield RowError(f"longer than {limits.line_mb:g} MB (`limits.line_mb`)")
 
 
 def _csv_rows(stream: IO[bytes], path: Path, format: Format) -> ParsedRows:
-    csv.field_size_limit(2**31 - 1)  # the largest C long on every platform
-    lines = (line.decode(errors="surrogateescape") for line in stream)  # an invalid byte must not end the whole file
-    reader = csv.reader(lines, delimiter="\t" if _extension(path) == ".tsv" else ",", strict=True)
+    csv.field_size_limit(format.limits.line_bytes)  # the lines of a quoted field may be short, but many
+    too_long: list[RowError] = []
+
+    def lines() -> Iterator[str]:
+        for line in limited_lines(stream, format.limits):
+            if isinstance(line, RowError):
+                too_long.append(line)
+            # An invalid byte must not end the whole file.
+            yield "" if isinstance(line, RowError) else line.decode(errors="surrogateescape")
+
+    reader = csv.reader(lines(), delimiter="\t" if _extension(path) == ".tsv" else ",", strict=True)
     if header := next(filter(None, reader), []):
         _require_columns(path, format, header)
         wanted = (format.id_column, format.text_column, format.label_column)
@@ -217,19 +269,23 @@ def _csv_rows(stream: IO[bytes], path: Path, format: Format) -> ParsedRows:
     while True:
         line = reader.line_num + 1
         try:
-            if fields := next(reader):  # else a blank line
+            fields = next(reader)
+            if too_long:
+                yield line, too_long[0]
+                too_long.clear()
+            elif fields:  # else a blank line
                 yield line, _csv_row(header, fields)
         except StopIteration:
             return
         except UnicodeEncodeError:
-            yield line, RowError("invalid UTF-8")
+            yield line, RowError(NOT_UTF8)
         except csv.Error as error:  # strict mode also reports an open quote, which would swallow the rest of the file
-            yield line, RowError(f"broken csv: {error}")
+            advice = " (`limits.line_mb`)" if "field limit" in str(error) else ""
+            yield line, RowError(f"broken csv: {error}{advice}")
 
 
 def _csv_row(header: list[str], fields: list[str]) -> ParsedRow:
-    if b"\0" in "".join(fields).encode():
-        return RowError("NUL byte")
+    "".join(fields).encode()  # raises UnicodeEncodeError if a byte was invalid
     if len(fields) != len(header):
         return RowError(f"{len(fields)} fields instead of {len(header)}")
     return dict(zip(header, fields, strict=True))
@@ -239,6 +295,8 @@ def _parquet_rows(stream: IO[bytes], path: Path, format: Format) -> ParsedRows:
     # Parquet needs random access, which a compressed stream does not have.
     file = pq.ParquetFile(io.BytesIO(stream.read()) if path.suffix in DECOMPRESSORS else stream)
     _require_columns(path, format, file.schema_arrow.names)
+    sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
+    format.limits.check_unpacked(sum(sizes), sum(sizes), path)
     wanted = [format.id_column, format.label_column, format.text_column]
     batches = file.iter_batches(ROWS_PER_PROGRESS, columns=[name for name in wanted if name is not None])
     return enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), 1)
@@ -269,19 +327,42 @@ def unpacked_name(path: Path) -> Path:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[io.BufferedReader]:
+def opened(path: Path, limits: Limits = DEFAULT_LIMITS) -> Iterator[io.BufferedReader]:
     """Open a file that may be compressed, and turn what goes wrong into a `UserError`."""
-    with read_errors(path), path.open("rb", buffering=0) as file, decompressed(file, path) as stream:
+    with read_errors(path), path.open("rb", buffering=0) as file, decompressed(file, path, limits) as stream:
         yield stream
 
 
-def decompressed(file: io.FileIO, path: Path) -> io.BufferedReader:
-    is_compressed = path.suffix in DECOMPRESSORS and path.stat().st_size  # an empty file is not a gzip file
-    raw: Any = DECOMPRESSORS[path.suffix](file) if is_compressed else file
-    stream = io.BufferedReader(raw, 1 << 18)
-    if stream.peek(3).startswith(b"\xef\xbb\xbf"):  # byte order mark
-        stream.read(3)
+def decompressed(file: io.FileIO, path: Path, limits: Limits) -> io.BufferedReader:
+    if path.suffix in DECOMPRESSORS and path.stat().st_size:  # an empty file is not a gzip file
+        stream = limited(DECOMPRESSORS[path.suffix](file), file.tell, path, limits)
+    else:
+        stream = io.BufferedReader(file, 1 << 18)
+    if _extension(path) != ".parquet":
+        skip_byte_order_mark(stream, path)
     return stream
+
+
+def skip_byte_order_mark(stream: io.BufferedReader, path: Path) -> None:
+    """Skip the byte order mark of UTF-8, and refuse UTF-16 (with and without a mark) and UTF-32."""
+    head = stream.peek(512)[:512]
+    encoding = next((name for mark, name in BYTE_ORDER_MARKS.items() if head.startswith(mark)), None)
+    zeros = [head[place::2].count(0) for place in (0, 1)]
+    if encoding is None and 4 * min(zeros) < max(zeros) > len(head) // 4:  # ASCII has one in every second place
+        encoding = "UTF-16LE" if zeros[1] > zeros[0] else "UTF-16BE"
+    if encoding:
+        raise UserError(f"{path} is {encoding}, not UTF-8: convert it, for example with iconv -f {encoding} -t UTF-8")
+    if head.startswith(UTF8):
+        stream.read(len(UTF8))
+
+
+def read_all(stream: IO[bytes], path: Path) -> bytes:
+    """Read a file that is small enough to be one line."""
+    longest = DEFAULT_LIMITS.line_bytes
+    content = stream.read(longest + 1)
+    if len(content) > longest:
+        raise UserError(f"{path} is too large: over {longest // MB} MB")
+    return content
 
 
 @contextmanager

@@ -77,6 +77,7 @@ class CorpusTokenizer(Protocol):
     """Tokenizer that may build its vocabulary during a single pass over the corpus."""
 
     has_values: bool
+    has_counts: bool  # whether tokens are counted; False for features with other values, such as weights
 
     def tokenize(self, texts: list[str], counted: np.ndarray) -> TokenizedChunk:
         """Tokenize texts; thread-safe. The mask `counted` selects the texts that the vocabulary is built from."""
@@ -90,11 +91,14 @@ class CorpusTokenizer(Protocol):
     def remap(self, tokens: Tokens) -> Tokens:
         """Replace provisional ids by those of the vocabulary."""
 
+    def informative(self, tokens: Tokens) -> np.ndarray:
+        """Mask of documents, given as ids of the vocabulary, with any token that is known and not special."""
+
 
 class PretrainedTokenizer:
     """Corpus tokenizer with the fixed vocabulary of a pretrained model."""
 
-    has_values = False
+    has_values, has_counts = False, True
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -114,6 +118,10 @@ class PretrainedTokenizer:
     def remap(self, tokens: Tokens) -> Tokens:
         return tokens
 
+    def informative(self, tokens: Tokens) -> np.ndarray:
+        uninformative = [*self._vocabulary.special_ids(), self._vocabulary.unk_id]
+        return any_in_row(tokens.ids, ~np.isin(tokens.ids.values, uninformative))
+
 
 class WordTokenizer:
     """Corpus tokenizer with the words of the training documents, by decreasing document frequency.
@@ -123,7 +131,7 @@ class WordTokenizer:
         max_length: maximum number of tokens of a document; the rest is truncated.
     """
 
-    has_values = False
+    has_values, has_counts = False, True
     special: ClassVar[dict[str, int]] = {PAD: 0, UNK: 1}
     make_tokenizer: Callable[[dict[str, int]], Tokenizer] = staticmethod(word_tokenizer)
     make_vocabulary = Vocabulary
@@ -162,6 +170,9 @@ class WordTokenizer:
         ids = self.final_ids[tokens.ids.values]
         return Tokens(Lists(tokens.ids.offsets, np.where(ids < 0, self.special[UNK], ids).astype(np.int32)))
 
+    def informative(self, tokens: Tokens) -> np.ndarray:
+        return any_in_row(tokens.ids, tokens.ids.values >= len(self.special))
+
     def _is_token(self, name: str) -> bool:
         return name != NO_WORDS.decode()
 
@@ -191,6 +202,8 @@ class FeatureTokenizer(WordTokenizer):
         found = names.lookup([name for row in rows for name, _ in row])
         ids = Lists.of_sizes([len(row) for row in rows], found)
         values = np.array([value for row in rows for _, value in row], dtype=np.float32)
+        if self.has_counts and (values != np.rint(values)).any():
+            self.has_counts = False
         return TokenizedChunk(Tokens(ids, values), list(names), document_frequencies(ids, counted, len(names)))
 
     def remap(self, tokens: Tokens) -> Tokens:
@@ -207,6 +220,13 @@ class FeatureTokenizer(WordTokenizer):
 
     def _is_token(self, name: str) -> bool:
         return name != "" and name not in self.special
+
+
+def any_in_row(lists: Lists, mask: np.ndarray) -> np.ndarray:
+    """Whether the mask is True for any value of each list."""
+    before = np.concatenate([[0], mask.cumsum()])
+    any_true: np.ndarray = np.diff(before[lists.offsets]) > 0
+    return any_true
 
 
 def normalize(text: str) -> str:

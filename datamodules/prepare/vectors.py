@@ -6,6 +6,7 @@ import gzip
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from datamodules.prepare.limits import DEFAULT_LIMITS, limited
 from zoo.core.console import open_with_bar
 from zoo.core.errors import UserError
 
@@ -30,7 +32,10 @@ def read_vectors(path: Path, words: Mapping[str, int], size: int, pad_id: int, s
     wanted = {word.encode(): row for word, row in words.items()}
     try:
         with open_with_bar(path) as file:
-            lines = enumerate(gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file, 1)
+            stream = (
+                limited(gzip.GzipFile(fileobj=file), file.tell, path, DEFAULT_LIMITS) if path.suffix == ".gz" else file
+            )
+            lines = enumerate(iter(partial(stream.readline, LONGEST_LINE), b""), 1)
             first = next(lines, (1, b""))
             width, has_header = _width(path, first[1])
             matrix = np.random.default_rng(seed).uniform(-1, 1, (size, width)).astype(np.float32)
@@ -46,13 +51,16 @@ def read_vectors(path: Path, words: Mapping[str, int], size: int, pad_id: int, s
     return WordVectors(torch.from_numpy(matrix), float(found.sum()) / max(len(words), 1))
 
 
+LONGEST_LINE = 10**6  # bytes; the rest of a longer line, which no vector has, is read as another one
+
+
 def _width(path: Path, first_line: bytes) -> tuple[int, bool]:
     """Return the number of dimensions, and whether the line is a word2vec header."""
     fields = first_line.split()
     if len(fields) == 2 and all(field.isdigit() for field in fields):
         return int(fields[1]), True
-    if len(fields) < 3:
-        raise UserError(f"{path}: not a text file of word vectors: expected lines with a word and its numbers")
+    if len(fields) < 3 or b"\0" in first_line:  # as in UTF-16
+        raise UserError(f"{path}: not a UTF-8 text file of word vectors: expected lines with a word and its numbers")
     return len(fields) - 1, False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -12,15 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datamodules.corpora.hub_dataset import HubSource
-from datamodules.prepare.corpus import Corpus
+from datamodules.prepare.corpus import Corpus, alike
 from datamodules.prepare.file_source import FileSource
 from datamodules.prepare.readers import Document
+from datamodules.prepare.vocabulary import WORD
 from datamodules.tools.locate import numbered
 from datamodules.tools.near_duplicates import Hashes, Signatures, candidates, jaccard, shingles
 from zoo.core.console import progress_bar
 from zoo.core.hashing import hash64
 
 SHOWN = 5  # examples of each problem
+ANYTHING = re.compile(r"\S")
 
 Ints = NDArray[np.int64]
 
@@ -62,6 +65,8 @@ class SplitFacts:
         self.empty: list[int] = []
         self.unlabelled: list[int] = []
         self.labels: dict[str, None] = {}  # ordered set
+        self.taught = set[str]()  # labels with a document that has words
+        self._word = ANYTHING if has_features else WORD
 
     def add(self, line: int, document: Document) -> None:
         row, text = len(self.lines), document.text.strip()
@@ -69,6 +74,8 @@ class SplitFacts:
         self._ids.append(hash64(document.id) if document.id else 0)  # 0 never counts as a duplicate
         self._texts.append(hash64(text) if text else 0)
         self.labels.update(dict.fromkeys(document.labels))
+        if self._word.search(text):
+            self.taught.update(document.labels)
         if not text:
             self.empty.append(row)
         if not document.labels:
@@ -169,10 +176,10 @@ class Check:
         train = self.splits["train"].labels
         every = dict.fromkeys(name for facts in self.splits.values() for name in facts.labels)
         self._add_labels("unseen labels", "labels without training documents", [n for n in every if n not in train])
-        alike: dict[str, list[str]] = defaultdict(list)
-        for name in every:
-            alike["".join(name.split()).casefold()].append(name)
-        groups = [" = ".join(map(repr, names)) for names in alike.values() if len(names) > 1]
+        untaught = [name for name in train if name not in self.splits["train"].taught]
+        what = "features" if self.corpus.has_features else "words"
+        self._add_labels("labels without words", f"labels whose training documents have no {what}", untaught)
+        groups = [" = ".join(map(repr, names)) for names in alike(every)]
         self._add_labels("labels alike", "groups of labels that differ only in case or spaces", groups)
 
     def _add_labels(self, kind: str, what: str, names: list[str]) -> None:

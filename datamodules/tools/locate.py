@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from datamodules.corpora.sparse_files import EXTENSION, SparseFormat, parse_header, sparse_corpus
+from datamodules.corpora.sparse_files import EXTENSION, LONGEST_HEADER, SparseFormat, parse_header, sparse_corpus
 from datamodules.corpora.sparse_files import SUFFIXES as SPARSE_SUFFIXES
 from datamodules.corpora.text_files import SUFFIXES as TEXT_SUFFIXES
 from datamodules.corpora.text_files import files_in
@@ -48,7 +48,7 @@ def is_sparse(path: Path) -> bool:
 def header_of(path: Path) -> tuple[int, int, int] | None:
     """Read the numbers of rows, features and labels from the header of a sparse file."""
     with opened(path) as stream:
-        line = stream.readline()
+        line = stream.readline(LONGEST_HEADER)
     return None if b"\t" in line else parse_header(line)
 
 

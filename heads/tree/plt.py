@@ -75,7 +75,7 @@ class TreeHead(Head):
         loss: MakeLoss | None = None,
     ) -> None:
         super().__init__(dim, space)
-        self.criterion = (loss or BCE)(space)
+        self.criterion, self.use_idf = (loss or BCE)(space), space.idf
         self.shape = shape = tree or TreeSettings()
         check_low(1, beam=beam)
         check_low(1, **{"tree.count": shape.count})
@@ -127,7 +127,7 @@ class TreeHead(Head):
         for number, tree in enumerate(ctx.track(self._trees(), "clustering labels")):
             if ctx.first:
                 if labels is None:
-                    labels = pifa(tfidf(ctx.train_words()), ctx.train_targets(), self.num_labels)
+                    labels = pifa(tfidf(ctx.train_words(), self.use_idf), ctx.train_targets(), self.num_labels)
                 clusters = balanced_clusters(labels, int(log2(self.widths[-1])), seed=ctx.seed * 1000 + number)
                 tree.plant(torch.from_numpy(clusters))
         self.grown.fill_(True)

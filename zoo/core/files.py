@@ -32,19 +32,33 @@ def atomic_write(path: Path) -> Iterator[Path]:
 def folder_written_whole(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder to write to. It is synced and renamed at the end, or removed after an error.
 
-    The caller holds a lock on `folder`.
+    It replaces what is at `folder`, whose files stay intact for processes that have them open. The caller holds a lock
+    on `folder`.
     """
     for left in folder.parent.glob(f".{folder.name}.*"):  # of processes that were killed
-        shutil.rmtree(left, ignore_errors=True)
+        remove(left)
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     aside.mkdir()
     try:
         yield aside
         for file in aside.iterdir():
             to_disk(file)
+        replaced = aside.with_name(f"{aside.name}.old")
+        if os.path.lexists(folder):
+            folder.rename(replaced)
         aside.rename(folder)
+        remove(replaced)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        remove(aside)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder as far as possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def to_disk(path: Path) -> None:
