@@ -28,7 +28,7 @@ from datamodules.corpora.sparse_files import Names
 from datamodules.prepare.limits import DEFAULT_LIMITS, Limits, limited
 from datamodules.prepare.readers import RowError, limited_lines
 from zoo.core.console import open_with_bar
-from zoo.core.errors import first_line
+from zoo.core.errors import UserError, first_line
 
 JsonRow = dict[str, Any]  # document with text, labels, and an id if it has one
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -81,8 +81,8 @@ def fetch(sources: Sequence[DownloadSource], downloads: Path, folder: Path, limi
 
 
 def is_local(cause: BaseException | None) -> bool:
-    """Whether an error is due to this machine, not to the file: errors of decompressors have no errno."""
-    return isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno is not None)
+    """Whether an error is due to this machine or its limits, not to the file: errors of decompressors have no errno."""
+    return isinstance(cause, MemoryError | UserError) or (isinstance(cause, OSError) and cause.errno is not None)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import io
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from zoo.core.errors import UserError, check_low

@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy.sparse import csr_array
 
-from backbones.tfidf import TfIdf
-from datamodules.batch import Batch, Targets
+from backbones.tfidf import TfIdf, tfidf
+from datamodules.batch import Batch, LabelSpace, Targets
 from tests.support.documents import label_space, length_mask
 from tests.support.errors import raises
 from zoo.core.errors import UserError
@@ -115,3 +115,20 @@ def test_documents_have_unit_norm(value):
     tfidf = TfIdf(SPACE, sublinear=False)
     tfidf.learn(counts)
     assert tfidf.matrix(counts).power(2).sum(axis=1) == pytest.approx([1, 1], rel=1e-5)
+
+
+@pytest.mark.parametrize(("idf", "expected"), [(True, [0.145, 0.989]), (False, [0.7071, 0.7071])])
+def test_weights_are_not_weighted_again_without_idf(idf, expected):
+    """Two features of value 0.5, in 1,000 and in 2 of 1,000 documents."""
+    values = np.full(1002, 0.5, np.float32)
+    counts = csr_array((values, np.array([2, 3, 2, 3] + [2] * 998), np.array([0, 2, *range(4, 1003)])), (1000, 4))
+    space = LabelSpace(["a"], [1000], 1000, vocab_size=4, idf=idf)
+    learned = TfIdf(space)
+    learned.learn(counts)
+    for weights in (learned.matrix(counts), tfidf(counts, idf)):
+        assert weights.data[:2] == pytest.approx(expected, abs=5e-4)
+    batch = Batch(
+        torch.tensor([[2, 3]]), torch.ones(1, 2, dtype=torch.bool), Targets.from_lists([[0]]), torch.tensor([0]),
+        torch.tensor([[0.5, 0.5]]),
+    )  # fmt: skip
+    assert learned(batch)[1][0].tolist() == pytest.approx(expected, abs=5e-4)

@@ -88,7 +88,7 @@ def test_word_vectors_are_cached(tmp_path, monkeypatch):
     data = text_files(tmp_path, vectors=str(tmp_path / "v.txt"))
     first = data.word_vectors()
     assert first.matrix[data.prepared.vocabulary.words()["word"]].tolist() == [1, 2, 3]
-    monkeypatch.setattr("datamodules.base.read_vectors", None)
+    monkeypatch.setattr("datamodules.prepare.cached_vectors.read_vectors", None)
     again = text_files(tmp_path, vectors=str(tmp_path / "v.txt")).word_vectors()
     assert torch.equal(first.matrix, again.matrix)
     assert first.coverage == again.coverage == pytest.approx(1 / 3)
@@ -145,8 +145,39 @@ def test_a_missing_corpus_lists_the_places_searched(tmp_path, monkeypatch):
     with raises(UserError, tmp_path / "root", "`root`"):
         _ = Reuters(cache_dir=str(tmp_path / "cache"), root=str(tmp_path / "root")).corpus
     (tmp_path / "root").mkdir()
-    with raises(CorpusMissingError, tmp_path / "root", tmp_path / "data" / "reuters", Reuters.how_to_get):
-        _ = Reuters(cache_dir=str(tmp_path / "cache"), root=str(tmp_path / "root")).corpus
+    with raises(CorpusMissingError, tmp_path / "data" / "reuters", Reuters.how_to_get):
+        _ = Reuters(cache_dir=str(tmp_path / "cache")).corpus
+
+
+def test_nothing_takes_the_place_of_a_corpus_in_an_explicit_folder(tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    write_jsonl(tmp_path / "data" / "reuters" / "train.jsonl", documents(3))
+    monkeypatch.setenv("ZOO_DATA", str(tmp_path / "data"))
+    settings = {"cache_dir": str(tmp_path / "cache"), "root": str(tmp_path / "empty"), "on_missing": "sample"}
+    with raises(UserError, f"`root={tmp_path / 'empty'}`", "reuters"):
+        _ = Reuters(**settings).corpus
+
+    def refuse(*args):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("datamodules.corpora.named.files_in", refuse)  # root may read everything
+    with raises(UserError, tmp_path / "empty", "Permission denied"):
+        _ = Reuters(**settings).corpus
+    with raises(UserError, tmp_path / "data" / "reuters", "Permission denied"):
+        _ = Reuters(**settings | {"root": None}).corpus
+
+
+def test_damaged_word_vectors_are_read_again(tmp_path, caplog):
+    (tmp_path / "v.txt").write_text("word 1 2 3\n")
+    data = text_files(tmp_path, vectors=str(tmp_path / "v.txt"))
+    first = data.word_vectors()
+    (cached,) = data.prepared.folder.glob("vectors-*.npz")
+    whole = cached.read_bytes()
+    for broken in (b"", b"not a zip", whole[:-40], whole[:90] + bytes([whole[90] ^ 1]) + whole[91:]):
+        cached.write_bytes(broken)
+        assert torch.equal(data.word_vectors().matrix, first.matrix)
+        assert cached.read_bytes() == whole
+    assert sum(str(cached) in record.getMessage() for record in caplog.records) == 4
 
 
 def test_files_of_a_folder(tmp_path):

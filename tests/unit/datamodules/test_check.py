@@ -110,3 +110,9 @@ def test_sparse_features(tmp_path):
     assert places(found["shared texts"]) == [[("test", 3, ""), ("train", 3, "")]]
     assert places(found["empty texts"]) == [[("train", 4, "")]]
     assert "features" in found["empty texts"].what
+
+
+def test_labels_whose_documents_have_no_words(tmp_path):
+    train = [row(0, "...", ["a", "mute"]), row(1, labels=["a"]), row(2, "--", ["quiet"])]
+    problem = problems(put(tmp_path, train=train))["labels without words"]
+    assert (problem.count, problem.details) == (2, ["mute", "quiet"])

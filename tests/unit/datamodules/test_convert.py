@@ -23,10 +23,11 @@ DOCUMENTS = [
 TEXT_ENDINGS = [".jsonl", ".jsonl.gz", ".jsonl.bz2", ".parquet", ".txt", ".txt.gz", ".txt.bz2"]
 SPARSE_ENDINGS = [".xmc", ".xmc.gz", ".xmc.bz2"]
 
-plain = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+plain = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+ids = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20)
 labels = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters=","), min_size=1, max_size=6)
 names = st.lists(labels.map(str.strip).filter(bool), max_size=3, unique=True)
-documents = st.lists(st.builds(Document, plain, plain, names), min_size=1, max_size=6)
+documents = st.lists(st.builds(Document, ids, plain, names), min_size=1, max_size=6)
 many = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

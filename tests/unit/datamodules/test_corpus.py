@@ -166,7 +166,14 @@ def test_preparation_is_deterministic_whatever_the_chunk_size(tmp_path, monkeypa
     train = [d | {"labels": [] if i % 7 == 0 else d["labels"]} for i, d in enumerate(many(CHUNK + 100))]
     splits = {"train": train, "test": many(9, "t"), "limit_train": 1000}
     expected = content(make(tmp_path / "a", **splits))
-    assert sorted(expected) == ["facts.json", "test.arrow", "tokenizer.json", "train.arrow", "val.arrow"]
+    assert sorted(expected) == [
+        "facts.json",
+        "manifest.json",
+        "test.arrow",
+        "tokenizer.json",
+        "train.arrow",
+        "val.arrow",
+    ]
     assert content(make(tmp_path / "b", **splits)) == expected
     monkeypatch.setattr(prepare, "CHUNK_CHARACTERS", 500)
     assert content(make(tmp_path / "c", **splits)) == expected

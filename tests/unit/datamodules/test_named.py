@@ -78,11 +78,25 @@ def test_aapd_has_texts_and_labels_in_separate_files(tmp_path, clean_environment
 
 def test_aapd_needs_training_documents(tmp_path, clean_environment):
     put_aapd(tmp_path, ("val", "test"))
-    with raises(CorpusMissingError, "github.com/lancopku/SGM", "text_train"):
+    with raises(UserError, "`root=", "github.com/lancopku/SGM", "text_train"):
         aapd(tmp_path).find_corpus()
     put_aapd(tmp_path, ("train",))
     (tmp_path / "label_val").unlink()
     assert set(aapd(tmp_path).find_corpus().sources) == {"train", "test"}
+
+
+def test_validation_documents_can_be_merged_into_training(tmp_path, clean_environment):
+    put_aapd(tmp_path)
+    data = aapd(tmp_path, merge_val=True, val_fraction=0.25)
+    train, val, test = (len(data.prepared.rows(split)) for split in ("train", "val", "test"))
+    assert (train + val, data.space.reference_documents, test) == (40, 40, 20)
+    assert 0 < val < 20
+    assert data.prepared.folder != aapd(tmp_path, val_fraction=0.25).prepared.folder
+    differences = data.deviations()
+    assert [line for line in differences if "HTTN" in line and "54,840 training documents" in line]
+    assert not [line for line in differences if "validation" in line]
+    (tmp_path / "text_val").unlink()
+    assert aapd(tmp_path, merge_val=True).space.reference_documents == 20
 
 
 def test_aapd_files_must_have_equal_lengths(tmp_path, clean_environment):

@@ -190,3 +190,13 @@ def test_named_corpora_are_found_in_their_folder(tmp_path, monkeypatch, kind):
     data = kind(cache_dir=str(tmp_path / "cache"))
     assert (data.corpus_name, data.is_sample, data.space.num_labels) == (kind.folder, False, 5)
     assert kind(root=str(tmp_path / kind.folder), cache_dir=str(tmp_path / "cache")).space == data.space
+
+
+@pytest.mark.parametrize(("values", "expected"), [(("1", "3"), True), (("0.5", "0.5"), False)])
+def test_counts_are_weighted_by_idf_and_other_features_are_not(tmp_path, values, expected):
+    rows = [f"{i % 2} 0:{values[0]} 1:{values[1]}" for i in range(20)]
+    path = put(tmp_path / "train.xmc", [f"{len(rows)} 2 2", *rows])
+    settings = {"train": str(path), "cache_dir": str(tmp_path / "cache")}
+    assert SparseFiles(**settings).space.idf is expected
+    for given in (True, False):
+        assert SparseFiles(**settings, idf=given).space.idf is given
