@@ -22,6 +22,8 @@ from zoo.core.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
+KNOWN = ["known_downloads.json", "known_downloads.lock"]
+
 
 @pytest.fixture
 def server():
@@ -64,7 +66,7 @@ def test_text_lines_with_and_without_ids(server, made, tmp_path, ids):
     data = made(text_source(server, ids=ids))
     assert set(data.space.names) == {"0", "1", "2", "3", "4"}
     assert data.space.reference_documents == 40
-    assert names(tmp_path / "cache" / "corpora") == ["eurlex-4k"]
+    assert names(tmp_path / "cache" / "corpora") == ["eurlex-4k", *KNOWN]
     assert names(tmp_path / "cache" / "corpora" / "eurlex-4k") == ["test.jsonl.gz", "train.jsonl.gz"]
     with gzip.open(tmp_path / "cache" / "corpora" / "eurlex-4k" / "test.jsonl.gz", "rt", encoding="utf8") as file:
         rows = [json.loads(line) for line in file]
@@ -86,7 +88,7 @@ def test_pecos_archives(server, made, tmp_path, repeated):
     data = made(served(server, PecosTar, tar(change)))
     assert set(data.space.names) == (set("01234") if repeated else {"zero", "one", "two", "three", "four"})
     assert data.targets("test").indptr.tolist() == list(range(0, 82, 2))
-    assert names(tmp_path / "cache" / "corpora") == ["eurlex-4k"]
+    assert names(tmp_path / "cache" / "corpora") == ["eurlex-4k", *KNOWN]
 
 
 @pytest.mark.parametrize("files", [("Eurlex/eurlex_train.txt", "Eurlex/eurlex_test.txt"), ("train.txt", "test.txt")])
@@ -123,7 +125,7 @@ def test_the_next_source_replaces_a_missing_one(server, made, tmp_path):
     data = made((hub,), (TextLines(server.url("missing.bz2")),), text_source(server))
     assert len(data.prepared.rows("test")) == 40
     assert server.names == ["missing", "missing.bz2", "raw_train.txt.bz2", "raw_test.txt.bz2"]
-    assert names(tmp_path / "cache" / "corpora") == ["eurlex-4k"]
+    assert names(tmp_path / "cache" / "corpora") == ["eurlex-4k", *KNOWN]
 
 
 def test_concurrent_processes_download_once(server, made):
@@ -145,7 +147,7 @@ WRONG = {
     "a line without a tab": (TextLines, bz2.compress(b"1\ta\nb\n"), "line 2"),
     "a tar cut short on the server": (PecosTar, tar()[:-200], "ended before the end-of-stream marker"),
     "a damaged tar": (PecosTar, damaged(tar(), 100), ""),
-    "a page instead of a tar": (PecosTar, PAGE, "not a gzip file"),
+    "a page instead of a tar": (PecosTar, PAGE, "Not a gzipped file"),
     "a tar that climbs out": (PecosTar, tar(prefix="../"), "'../X.trn.txt'"),
     "a tar from the root": (PecosTar, tar(prefix="/etc/"), "'/etc/X.trn.txt'"),
     "a tar without labels": (PecosTar, tar({"Y.tst.npz": None}), "Y.tst.npz"),
@@ -194,7 +196,7 @@ def test_partial_downloads_are_resumed_by_the_next_call(server, made, tmp_path):
     server.cuts, server.names, server.asked = [], [], []
     assert data.find_corpus().name == "eurlex-4k"
     assert (server.names, server.asked) == (["raw_test.txt.bz2"], ["bytes=100-"])
-    assert names(tmp_path / "cache" / "corpora") == ["eurlex-4k"]
+    assert names(tmp_path / "cache" / "corpora") == ["eurlex-4k", *KNOWN]
 
 
 @pytest.mark.parametrize("where", ["download", "write_split"])
@@ -219,7 +221,7 @@ def test_leftovers_of_killed_processes_are_removed(server, made, tmp_path):
     (corpora / ".eurlex-4k.1").mkdir(parents=True)
     (corpora / ".eurlex-4k-bow.1").mkdir()  # of another corpus, whose process may live
     made(text_source(server)).find_corpus()
-    assert names(corpora) == [".eurlex-4k-bow.1", "eurlex-4k"]
+    assert names(corpora) == [".eurlex-4k-bow.1", "eurlex-4k", *KNOWN]
 
 
 def test_nothing_is_requested_without_download(server, made):
