@@ -327,18 +327,25 @@ def unpacked_name(path: Path) -> Path:
 
 
 @contextmanager
-def opened(path: Path, limits: Limits = DEFAULT_LIMITS) -> Iterator[io.BufferedReader]:
-    """Open a file that may be compressed, and turn what goes wrong into a `UserError`."""
-    with read_errors(path), path.open("rb", buffering=0) as file, decompressed(file, path, limits) as stream:
+def opened(path: Path, limits: Limits = DEFAULT_LIMITS, any_encoding: bool = False) -> Iterator[io.BufferedReader]:
+    """Open a file that may be compressed, and turn what goes wrong into a `UserError`.
+
+    Text is UTF-8, and a byte order mark is skipped, unless the caller handles `any_encoding`.
+    """
+    with (
+        read_errors(path),
+        path.open("rb", buffering=0) as file,
+        decompressed(file, path, limits, any_encoding) as stream,
+    ):
         yield stream
 
 
-def decompressed(file: io.FileIO, path: Path, limits: Limits) -> io.BufferedReader:
+def decompressed(file: io.FileIO, path: Path, limits: Limits, any_encoding: bool = False) -> io.BufferedReader:
     if path.suffix in DECOMPRESSORS and path.stat().st_size:  # an empty file is not a gzip file
         stream = limited(DECOMPRESSORS[path.suffix](file), file.tell, path, limits)
     else:
         stream = io.BufferedReader(file, 1 << 18)
-    if _extension(path) != ".parquet":
+    if not any_encoding and _extension(path) != ".parquet":
         skip_byte_order_mark(stream, path)
     return stream
 

@@ -102,7 +102,7 @@ def read_lines(file: IO[str], source: str, max_length: int) -> Iterator[tuple[in
 @contextmanager
 def opened_lines(source: str) -> Iterator[IO[str]]:
     """Open standard input or a file that may be compressed; invalid bytes become lone surrogates."""
-    with standard_input() if source == "-" else opened(Path(source)) as stream:
+    with standard_input() if source == "-" else opened(Path(source), any_encoding=True) as stream:
         is_utf16 = stream.peek(2).startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         encoding, errors = ("utf-16", "replace") if is_utf16 else ("utf-8-sig", "surrogateescape")
         yield io.TextIOWrapper(stream, encoding, errors, newline="\n")
