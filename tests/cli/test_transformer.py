@@ -15,8 +15,10 @@ import yaml
 import zoo
 from tests.cli.test_add_labels import COD, FEW, TEXTS
 from tests.support.encoders import save_bert
+from tests.support.errors import raises
 from tests.support.output import line_with
 from zoo.commands.main import main
+from zoo.core.errors import UserError
 from zoo.training.checkpoint import read_checkpoint
 
 TINY = """
@@ -129,7 +131,9 @@ def test_a_function_that_makes_the_backbone(fit, tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     folder = fit("--model.backbone=my_backbone.make", "--trainer.limit_train_batches=1")
-    assert zoo.load(best(folder)).tag(["herring"])[0]
+    with raises(UserError, "my_backbone.make", "`trust=my_backbone`"):
+        zoo.load(best(folder))
+    assert zoo.load(best(folder), trust=["my_backbone"]).tag(["herring"])[0]
 
 
 # --- the checkpoint alone

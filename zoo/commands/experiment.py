@@ -111,6 +111,7 @@ def config_of(checkpoint: str, verb: str, folder: Path, trust: Sequence[str] = (
 def check_settings(config: dict[str, Any], trust: Sequence[str]) -> None:
     """Refuse settings from a checkpoint that name other classes than it may; nothing is instantiated."""
     allowed = import_paths(config, RUN, check_trust(trust))
+    allowed |= public_paths("Adam", RUN) | {f"{Stage.__module__}.{Stage.__name__}"}  # defaults of arguments
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(ZooModule, "model", skip={"space"})
     parser.add_subclass_arguments(TextDataModule, "data")

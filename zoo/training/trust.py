@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import is_dataclass
 from importlib import import_module
 from inspect import isclass
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from jsonargparse import _common
 
@@ -32,6 +34,7 @@ WITHHELD = {
 }
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 DENIED = re.compile(r"Importing '([\w.]+)' is not allowed")
+NEVER = {*sys.stdlib_module_names, "jsonargparse"}  # top-level modules that nobody can trust a checkpoint to use
 MOST = 100_000  # values in a configuration: aliases in YAML can make a small text endless
 LOCK = threading.RLock()
 
@@ -82,12 +85,12 @@ def public_paths(path: str, kinds: Iterable[Kind]) -> set[str]:
     found: set[str] = set()
     for kind in kinds:
         if (one := public_class(kind, name)) is not None and (not module or module in homes(kind, one)):
-            found |= {f"{home}.{name}" for home in homes(kind, one)}
+            found |= {f"{home}.{name}" for home in homes(kind, one)} | settings_paths(one)
     if not found and module:
         for plugin in load_plugins(module.split(".")[0]):
             one = vars(plugin).get(name)
             if isclass(one) and module in (plugin.__name__, one.__module__) and is_part(one, kinds):
-                found |= {f"{plugin.__name__}.{name}", f"{one.__module__}.{name}"}
+                found |= {f"{plugin.__name__}.{name}", f"{one.__module__}.{name}"} | settings_paths(one)
     return found
 
 
@@ -112,6 +115,24 @@ def homes(kind: Kind, found: type) -> set[str]:
     return {kind.module, found.__module__} | {home for home in between if home.startswith(f"{kind.module}.")}
 
 
+def settings_paths(found: type) -> set[str]:
+    """Paths of the dataclasses among the types of a class's arguments; jsonargparse imports them by name."""
+    paths: set[str] = set()
+    for base in found.__mro__:
+        with suppress(NameError, TypeError):  # annotations that only type checkers can resolve
+            rest = list(get_type_hints(vars(base).get("__init__", object)).values())
+            while rest:
+                hint = rest.pop()
+                rest += get_args(hint)
+                if (
+                    isclass(hint)
+                    and is_dataclass(hint)
+                    and (path := f"{hint.__module__}.{hint.__qualname__}") not in paths
+                ):
+                    paths |= {path} | settings_paths(hint)
+    return paths
+
+
 def is_part(found: type, kinds: Iterable[Kind]) -> bool:
     return any(issubclass(found, resolve_name(kind.base)) for kind in kinds)
 
@@ -121,8 +142,10 @@ def is_trusted(path: str, trust: Iterable[str]) -> bool:
 
 
 def untrusted(path: str) -> UserError:
-    module = path.rpartition(".")[0] or "MODULE"
-    return UserError(f"class {path[:80]} is not part of the zoo; if you trust this module: `trust={module[:80]}`")
+    module, path = path.rpartition(".")[0][:80], path[:80]
+    if not NAME.fullmatch(module) or module.split(".")[0] in NEVER:
+        return UserError(f"class {path} is not part of the zoo: the checkpoint is damaged or hostile")
+    return UserError(f"class {path} is not part of the zoo; if you trust this module: `trust={module}`")
 
 
 @contextmanager
@@ -152,8 +175,10 @@ def refusal(error: Exception) -> UserError:
 
 
 def check_trust(trust: Sequence[str]) -> tuple[str, ...]:
-    """Refuse what is not the name of a module, and jsonargparse, which decides what may be imported."""
+    """Refuse what is not the name of a module with classes of a user."""
+    if isinstance(trust, str):
+        raise TypeError("`trust` is a single string: pass a list of modules")
     for module in trust:
-        if not NAME.fullmatch(module) or module.split(".")[0] in ("jsonargparse", "builtins"):
+        if not NAME.fullmatch(module) or module.split(".")[0] in NEVER:
             raise UserError(f"`trust={module}` is not the name of a module with classes of yours, such as my_heads")
     return tuple(trust)
