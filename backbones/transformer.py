@@ -152,7 +152,10 @@ def check_self_contained(name: str, pretrained: bool, settings: dict[str, Any] |
         *MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         *MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     }:
-        raise UserError(f"the checkpoint must not load {name!r}: expected a type of text model, such as bert")
+        raise UserError(
+            f"the checkpoint must not load {name!r}, which is not a type of text model such as bert; if you trust it: "
+            "`trust=backbones`"
+        )
     for key in settings or {}:
         if re.search("attn_implementation|auto_map|quantization|backbone|timm|kernel", str(key)):
             raise UserError(f"a checkpoint must not set {str(key)[:80]} of {name}")

@@ -193,7 +193,9 @@ def test_a_checkpoint_from_before_takes_the_folder(fit, named, tmp_path):
     content = torch.load(path, weights_only=True)
     del content["zoo"]["backbone"]
     torch.save(content, tmp_path / "old.ckpt")
-    assert zoo.load(tmp_path / "old.ckpt").tag(TEXTS) == zoo.load(path).tag(TEXTS)
+    with raises(UserError, "old.ckpt", "`trust=backbones`"):
+        zoo.load(tmp_path / "old.ckpt")
+    assert zoo.load(tmp_path / "old.ckpt", trust=["backbones"]).tag(TEXTS) == zoo.load(path).tag(TEXTS)
 
 
 # --- lengths
@@ -222,7 +224,7 @@ def test_short_documents_are_fine_and_later_ones_are_cut(fit, named, tmp_path):
         ("--model.backbone.config={hiden_size: 3}", ["hiden_size", "'hidden_size'"]),
         ("--model.backbone.config=3", ["config", "dict"]),
         ("--model.backbone.config={hidden_size: wide}", ["hidden_size", "wide", "int"]),
-        ("--model.backbone.attention=fast", ["attention", "fast"]),
+        ("--model.backbone.attention=fast", ["attention", "sdpa"]),
         ("--model.backbone.pooling=max", ["pooling", "max"]),
         ("--model.backbone.name=/no/such/folder", ["'/no/such/folder'"]),
         ("--data.tokenizer=/no/such/folder", ["'/no/such/folder'", "--data.tokenizer"]),
