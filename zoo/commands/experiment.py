@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentError
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
@@ -120,7 +121,7 @@ def check_settings(config: dict[str, Any], trust: Sequence[str]) -> None:
     others = {"seed_everything", "name", "best", "last"}  # plain values, which are not classes
     with imports_limited_to(allowed, in_any=bool(trust)):
         try:
-            parsed = parser.parse_object({key: value for key, value in config.items() if key not in others})
+            parsed = parser.parse_object(deepcopy({key: value for key, value in config.items() if key not in others}))
         except (ArgumentError, ValueError) as error:
             raise refusal(error) from error
     for spec in class_specs(parsed.as_dict()) if not trust else ():

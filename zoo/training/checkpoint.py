@@ -6,6 +6,7 @@ import zipfile
 from argparse import ArgumentError
 from collections.abc import Sequence
 from contextlib import nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -83,7 +84,7 @@ def build(config: dict[str, Any], space: LabelSpace, trust: Sequence[str] = ()) 
     parser.add_class_arguments(RankingModel, "model", skip={"space"})
     with imports_limited_to(allowed, in_any=bool(trust)):
         try:
-            parsed = parser.parse_object({"model": known})
+            parsed = parser.parse_object({"model": deepcopy(known)})  # which parsing changes
         except (ArgumentError, ValueError) as error:
             raise refusal(error) from error
         parts = parser.instantiate_classes(parsed, instantiate_groups=False).model
@@ -100,7 +101,7 @@ def build_data(config: dict[str, Any], trust: Sequence[str] = ()) -> TextDataMod
     parser.add_subclass_arguments(TextDataModule, "data")
     with imports_limited_to(import_paths(config, DATA, check_trust(trust)), in_any=bool(trust)):
         try:
-            data = parser.instantiate_classes(parser.parse_object({"data": config})).data
+            data = parser.instantiate_classes(parser.parse_object({"data": deepcopy(config)})).data
         except (ArgumentError, ValueError) as error:
             raise refusal(error) from error
     assert isinstance(data, TextDataModule)

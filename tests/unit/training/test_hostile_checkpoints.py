@@ -118,8 +118,11 @@ def test_plain_callbacks_and_schedulers_of_lightning_and_torch_are_known(change,
         config["model"]["optimizer"] = {"class_path": "zoo.training.optimizers.RowAdam", "init_args": {"lr": 0.1}}
         config["model"]["lr_scheduler"] = {"class_path": "torch.optim.lr_scheduler.StepLR"}
         config["model"]["lr_scheduler"]["init_args"] = {"step_size": 1}
+        config["stages"] = [{"name": "main", "epochs": 2, "optimizer": {"class_path": "torch.optim.SGD"}}]
+        given.update(config)
 
-    assert config_of(str(change(edit)), "fit", tmp_path).is_file()
+    given = {}
+    assert yaml.safe_load(config_of(str(change(edit)), "fit", tmp_path).read_text()) == given
 
 
 def test_a_file_without_a_version_is_of_the_first_format(change):
