@@ -231,9 +231,7 @@ def quoted(names: list[str]) -> str:
     return first if len(names) == 1 else f"{first} and {len(names) - 1:,} more"
 
 
-def load(
-    path: str | os.PathLike[str], device: str | torch.device | None = None, trust: Sequence[str] = ()
-) -> Tagger:
+def load(path: str | os.PathLike[str], device: str | torch.device | None = None, trust: Sequence[str] = ()) -> Tagger:
     """Load a tagger from a checkpoint file.
 
     Args:
