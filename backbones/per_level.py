@@ -38,6 +38,10 @@ class PerLevel(Backbone):
         self.reads_counts, self.reads_values = copies[0].reads_counts, copies[0].reads_values
         self.register_buffer("level", torch.tensor(levels - 1))
 
+    def check_indices(self) -> None:
+        if not 0 <= int(self.level) < len(self.encoders):
+            raise UserError(f"the checkpoint trains encoder {int(self.level)}, which does not exist")
+
     def begin(self, level: int) -> None:
         """Start the encoder of a level from the weights of the level above."""
         if level >= len(self.encoders):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,14 +15,16 @@ from torch import Tensor, nn
 
 from backbones.base import Backbone, Features
 from datamodules.batch import Batch, LabelSpace
-from datamodules.prepare.hub import load_model, quiet, reason
+from datamodules.prepare.hub import SETTINGS_ALONE, load_model, quiet, reason
 from zoo.core.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
+Attention = Literal["eager", "sdpa", "flash_attention_2"]  # the library takes any name, and loads it from the hub
 DEFAULT = "FacebookAI/roberta-base"
 SETTING = "`name`"
+NOT_STORED = {"_name_or_path", "auto_map"}
 # Parameters that a forward pass on a single text does not use: DDP would wait for their gradients.
 UNUSED = {
     "xlnet": {"mask_emb", "seg_embed", "r_s_bias"},
@@ -51,7 +54,7 @@ class Transformer(Backbone):
         pretrained: bool = True,
         config: dict[str, Any] | None = None,
         pooling: Literal["cls", "mean"] = "cls",
-        attention: str | None = None,
+        attention: Attention | None = None,
         gradient_checkpointing: bool = False,
     ) -> None:
         super().__init__()
@@ -98,7 +101,7 @@ class Transformer(Backbone):
 
     def self_contained(self) -> dict[str, Any]:
         # All settings, also those at their defaults, which may differ in another version of the library.
-        config = {key: value for key, value in plain(self.config.to_dict()).items() if key != "_name_or_path"}
+        config = {key: value for key, value in plain(self.config.to_dict()).items() if key not in NOT_STORED}
         settings = {"name": self.config.model_type, "pretrained": False, "config": config}
         flash = str(self.config._attn_implementation).startswith("flash")  # needs a GPU
         return settings | ({"attention": None} if flash else {})
@@ -124,6 +127,8 @@ def find_config(name: str, settings: dict[str, Any], pretrained: bool) -> Pretra
         found = AutoConfig.from_pretrained(source, local_files_only=local_files_only, trust_remote_code=False)
         return found, found.get_config_dict(source, local_files_only=local_files_only)[0]
 
+    if SETTINGS_ALONE.get():
+        check_self_contained(name, pretrained, settings)
     if not pretrained and is_model_type(name):
         base = CONFIG_MAPPING[name]()
     else:
@@ -134,6 +139,26 @@ def find_config(name: str, settings: dict[str, Any], pretrained: bool) -> Pretra
     if config.is_encoder_decoder:
         raise UserError(f"{name} has a decoder: set {SETTING} to an encoder, such as {DEFAULT}")
     return config
+
+
+def check_self_contained(name: str, pretrained: bool, settings: dict[str, Any] | None) -> None:
+    """Refuse settings from a checkpoint that would load something else: weights, code, or a model within the model."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    )
+
+    if pretrained or name not in {
+        *MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        *MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    }:
+        raise UserError(
+            f"the checkpoint must not load {name!r}, which is not a type of text model such as bert; if you trust it: "
+            "`trust=backbones`"
+        )
+    for key in settings or {}:
+        if re.search("attn_implementation|auto_map|quantization|backbone|timm|kernel", str(key)):
+            raise UserError(f"a checkpoint must not set {str(key)[:80]} of {name}")
 
 
 def check_settings(config: PretrainedConfig, settings: dict[str, Any], known: bool) -> None:
@@ -167,7 +192,8 @@ def load_encoder(name: str, config: PretrainedConfig, pretrained: bool, attentio
 
     chosen = {"dtype": torch.float32} | ({} if attention is None else {"attn_implementation": attention})
     with settings_errors(name), torch.device("meta" if pretrained else "cpu"):
-        model = AutoModel.from_config(config, **chosen)  # checks the settings before weights are loaded
+        # This checks the settings before weights are loaded.
+        model = AutoModel.from_config(config, trust_remote_code=False, **chosen)
     if pretrained:
         model = load_weights(name, partial(AutoModel.from_pretrained, config=config, **chosen))
     if getattr(model, "pooler", None) is not None:

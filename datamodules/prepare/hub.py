@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -12,11 +13,24 @@ from zoo.core.errors import UserError, first_line
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 10
+SETTINGS_ALONE = ContextVar("SETTINGS_ALONE", default=False)
 LONGEST = 160  # characters of an error message of another library
+
+
+@contextmanager
+def from_settings_alone() -> Iterator[None]:
+    """Build encoders from their settings, without a folder or the hub: a checkpoint has its own weights."""
+    token = SETTINGS_ALONE.set(True)
+    try:
+        yield
+    finally:
+        SETTINGS_ALONE.reset(token)
 
 
 def load_model(name: str, load: Callable[..., T], what: str, setting: str) -> T:
     """Call `load(source, local_files_only=...)` with a folder or a hub name, and turn errors into a `UserError`."""
+    if SETTINGS_ALONE.get():
+        raise UserError(f"{setting} is {name!r}, and a checkpoint must not load a model from a folder or the hub")
     folder = Path(name).expanduser()
     try:
         if folder.is_dir():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import itertools
+import json
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -142,7 +143,9 @@ class Parabel(LinearEngine):
     def set_extra_state(self, state: dict[str, Any] | None) -> None:
         if state is None:
             self.files = self.model = None
-        elif self.files is None or not same_files(self.files, state):
+            return
+        self._check_files(state)
+        if self.files is None or not same_files(self.files, state):
             with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
                 for name, content in state.items():
                     try:
@@ -150,6 +153,20 @@ class Parabel(LinearEngine):
                     except OSError as error:
                         raise cannot_write(Path(folder) / name, error) from None
                 self._load(Path(folder))
+
+    def _check_files(self, state: Any) -> None:
+        """Refuse other files than omikuji writes for these trees."""
+        expected = {"settings.json", *(f"tree{number}.cbor" for number in range(self.settings["trees"]))}
+        if not isinstance(state, dict) or state.keys() != expected:
+            raise UserError(f"the omikuji trees of the checkpoint are damaged: expected {', '.join(sorted(expected))}")
+        if any(not isinstance(v, Tensor) or v.dtype != torch.uint8 or v.dim() != 1 for v in state.values()):
+            raise UserError("the omikuji trees of the checkpoint are damaged: their files are not bytes")
+        try:
+            width = json.loads(state["settings.json"].cpu().numpy().tobytes())["n_features"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError("the omikuji trees of the checkpoint are damaged: settings.json cannot be read") from error
+        if width != len(self.tfidf.idf):
+            raise UserError(f"the trees of the checkpoint are for {width} words, the model has {len(self.tfidf.idf):,}")
 
 
 class Bonsai(Parabel):
@@ -229,7 +246,7 @@ def in_order(scores: Tensor, labels: Tensor, num_labels: int) -> Ranking:
     labels, by_label = labels.sort(dim=1)
     scores, best = scores.gather(1, by_label).sort(dim=1, descending=True, stable=True)
     labels = labels.gather(1, best)
-    return Ranking(scores, labels.masked_fill(labels == num_labels, -1))
+    return Ranking(scores, labels.masked_fill(labels >= num_labels, -1))
 
 
 def same_files(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

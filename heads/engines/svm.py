@@ -18,7 +18,9 @@ from heads.base import Ranking, TransitionContext, check_low, probabilities, top
 from heads.engines.linear_engine import LinearEngine
 from heads.engines.processes import Workers
 from zoo.core.cores import available_cores
+from zoo.core.errors import UserError, first_line
 from zoo.core.extras import missing_extra
+from zoo.core.ragged import Lists
 
 GROUP = 16  # labels per process; the result depends on it, so it does not depend on the number of workers
 DENSE = 2**22  # largest number of scores in a block of documents
@@ -132,9 +134,19 @@ class OneVsRestSvm(LinearEngine):
         if state is None:
             self.weights, self.bias = None, np.zeros(0, np.float32)
             return
-        values, labels, starts = (state[name].cpu().numpy() for name in ("values", "labels", "starts"))
-        self.weights = csr_array((values, labels, starts), (len(starts) - 1, self.num_labels))
-        self.bias = state["bias"].cpu().numpy()
+        try:
+            parts = (state[name].cpu().numpy() for name in ("values", "labels", "starts", "bias"))
+            values, labels, starts, bias = parts
+            Lists(starts, labels).check(len(self.tfidf.idf), self.num_labels)
+            if starts.dtype != labels.dtype or {values.dtype, bias.dtype} != {np.dtype(np.float32)}:
+                raise ValueError(f"arrays of type {starts.dtype}, {labels.dtype}, {values.dtype} and {bias.dtype}")
+            if values.shape != labels.shape or bias.shape != (self.num_labels,):
+                raise ValueError(f"{values.shape} weights and {bias.shape} biases")
+            if not (np.isfinite(values).all() and np.isfinite(bias).all()):
+                raise ValueError("NaN or infinite weights")
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"the SVM of the checkpoint is damaged: {first_line(error)}") from error
+        self.weights, self.bias = csr_array((values, labels, starts), (len(starts) - 1, self.num_labels)), bias
 
 
 class Column(NamedTuple):

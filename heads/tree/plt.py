@@ -110,6 +110,10 @@ class TreeHead(Head):
         ready = bool(self.grown) and all(tree.whole for tree in self._trees())
         return () if ready else ("build_tree",)
 
+    def check_indices(self) -> None:
+        if not -1 <= int(self.level) <= len(self.widths):
+            raise UserError(f"the checkpoint trains level {int(self.level)} of its label tree, which does not exist")
+
     def check_plan(self, transitions: Sequence[str]) -> None:
         begun, later = int(self.level) >= 0 or "start_levels" in transitions, transitions.count("start_next_level")
         if later and not begun:

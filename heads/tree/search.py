@@ -13,6 +13,7 @@ from datamodules.batch import Targets
 from heads.losses import Loss
 from heads.tree.candidates import Level
 from heads.tree.label_tree import ancestor, children
+from zoo.core.errors import UserError
 
 LEAST = -1e30  # finite lower bound of log-probabilities, since 0 * -inf is NaN
 
@@ -66,9 +67,15 @@ class LabelTree(nn.Module):
     def whole(self) -> bool:
         """Whether both arrays are consistent, which they are not after loading a tree of another shape."""
         most, clusters = self.labels_of.shape[1], self.widths[-2]
-        if int(self.cluster_of.max()) >= clusters or int(self.cluster_of.bincount().max()) > most:
+        if int(self.cluster_of.min()) < 0 or int(self.cluster_of.max()) >= clusters:
+            return False
+        if int(self.cluster_of.bincount().max()) > most:
             return False
         return torch.equal(children(self.cluster_of.cpu(), clusters), self.labels_of.cpu())
+
+    def check_indices(self) -> None:
+        if not self.whole:
+            raise UserError("the label tree of the checkpoint is damaged: its clusters do not fit its labels")
 
     def is_true(self, nodes: Tensor, truth: Tensor, depth: int) -> Tensor:
         """Whether each of the nodes (docs, n) is positive for its document."""

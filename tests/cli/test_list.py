@@ -24,7 +24,7 @@ def plugins(tmp_path, monkeypatch):
     points = EntryPoints(
         [EntryPoint("mine", "my_plugin", "zoo.plugins"), EntryPoint("broken", "no_such_module", "zoo.plugins")]
     )
-    monkeypatch.setattr("zoo.commands.catalog.entry_points", lambda group: points.select(group=group))
+    monkeypatch.setattr("zoo.core.parts.entry_points", lambda group: points.select(group=group))
     yield
     sys.modules.pop("my_plugin", None)
 

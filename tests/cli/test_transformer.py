@@ -15,8 +15,10 @@ import yaml
 import zoo
 from tests.cli.test_add_labels import COD, FEW, TEXTS
 from tests.support.encoders import save_bert
+from tests.support.errors import raises
 from tests.support.output import line_with
 from zoo.commands.main import main
+from zoo.core.errors import UserError
 from zoo.training.checkpoint import read_checkpoint
 
 TINY = """
@@ -129,7 +131,9 @@ def test_a_function_that_makes_the_backbone(fit, tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     folder = fit("--model.backbone=my_backbone.make", "--trainer.limit_train_batches=1")
-    assert zoo.load(best(folder)).tag(["herring"])[0]
+    with raises(UserError, "my_backbone.make", "`trust=my_backbone`"):
+        zoo.load(best(folder))
+    assert zoo.load(best(folder), trust=["my_backbone"]).tag(["herring"])[0]
 
 
 # --- the checkpoint alone
@@ -189,7 +193,9 @@ def test_a_checkpoint_from_before_takes_the_folder(fit, named, tmp_path):
     content = torch.load(path, weights_only=True)
     del content["zoo"]["backbone"]
     torch.save(content, tmp_path / "old.ckpt")
-    assert zoo.load(tmp_path / "old.ckpt").tag(TEXTS) == zoo.load(path).tag(TEXTS)
+    with raises(UserError, "old.ckpt", "`trust=backbones`"):
+        zoo.load(tmp_path / "old.ckpt")
+    assert zoo.load(tmp_path / "old.ckpt", trust=["backbones"]).tag(TEXTS) == zoo.load(path).tag(TEXTS)
 
 
 # --- lengths
@@ -218,7 +224,7 @@ def test_short_documents_are_fine_and_later_ones_are_cut(fit, named, tmp_path):
         ("--model.backbone.config={hiden_size: 3}", ["hiden_size", "'hidden_size'"]),
         ("--model.backbone.config=3", ["config", "dict"]),
         ("--model.backbone.config={hidden_size: wide}", ["hidden_size", "wide", "int"]),
-        ("--model.backbone.attention=fast", ["attention", "fast"]),
+        ("--model.backbone.attention=fast", ["attention", "sdpa"]),
         ("--model.backbone.pooling=max", ["pooling", "max"]),
         ("--model.backbone.name=/no/such/folder", ["'/no/such/folder'"]),
         ("--data.tokenizer=/no/such/folder", ["'/no/such/folder'", "--data.tokenizer"]),

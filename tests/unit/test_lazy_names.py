@@ -8,9 +8,9 @@ from pkgutil import resolve_name
 import pytest
 
 import zoo
-from zoo.commands.catalog import KINDS
 from zoo.commands.static_index import concrete_classes
 from zoo.core.lazy import imports_for_typing
+from zoo.core.parts import KINDS
 
 ROOT = Path(__file__).parents[2]
 LAZY = [

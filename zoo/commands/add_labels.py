@@ -27,6 +27,7 @@ def add_labels(
     id_column: str = "id",
     label_sep: str | None = None,
     device: str | None = None,
+    trust: list[str] | None = None,
 ) -> None:
     """Add labels to a trained model from a few documents of each.
 
@@ -45,6 +46,7 @@ def add_labels(
         id_column: column of the document id, which error messages mention.
         label_sep: separator of labels within a string (default: a comma).
         device: device such as `cpu` or `cuda` (default: a GPU if available).
+        trust: module outside the zoo with classes that the checkpoint may use, such as my_heads; can be repeated.
 
     Examples:
         zoo add-labels --ckpt best.ckpt --input new_labels.jsonl --out extended.ckpt
@@ -55,7 +57,7 @@ def add_labels(
     check_not_overwritten(out, input=input)
     check_target(out)
     examples = read_examples(Path(input), Format(text_column, label_column, id_column, label_sep))
-    tagger = load(ckpt, device)
+    tagger = load(ckpt, device, trust or ())
     known = set(tagger.names)
     if ignore_known:
         examples = without(examples, known, input)

@@ -8,48 +8,16 @@ import shutil
 import sys
 from collections.abc import Iterator
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
 
 from zoo.commands.static_index import concrete_classes
 from zoo.commands.usage import first_sentence, page, section
-from zoo.core.console import warn
 from zoo.core.errors import UserError
+from zoo.core.parts import KINDS, Kind, load_plugins
 from zoo.core.shipped import shipped_experiments
 
-GROUP = "zoo.plugins"
 NAME_COLUMN = 28
-
-
-class Kind(NamedTuple):
-    """The module that offers the classes of a kind, and their base class as `module:name`."""
-
-    module: str
-    base: str
-
-
-KINDS = {
-    "heads": Kind("heads", "heads.base:Head"),
-    "losses": Kind("heads.losses", "heads.losses:Loss"),
-    "backbones": Kind("backbones", "backbones.base:Backbone"),
-    "datamodules": Kind("datamodules", "datamodules.base:TextDataModule"),
-    "callbacks": Kind("callbacks", "pytorch_lightning:Callback"),
-    "optimizers": Kind("zoo.training.optimizers", "torch.optim:Optimizer"),
-    "schedulers": Kind("callbacks", "torch.optim.lr_scheduler:LRScheduler"),
-}
-
-
-def load_plugins() -> list[ModuleType]:
-    """Import the modules that installed packages register, so that YAML can name their classes."""
-    modules = []
-    for point in entry_points(group=GROUP):
-        try:
-            modules.append(point.load())
-        except Exception as error:  # a broken plug-in must not stop a run that does not need it
-            warn(f"plug-in {point.name} cannot be loaded: {error}")
-    return modules
 
 
 def import_parts() -> list[ModuleType]:

@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentError
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import ArgumentParser
+from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser
 
+from backbones.transformer import check_self_contained
 from callbacks import Stage
+from datamodules import TextDataModule
+from zoo.commands.own_modules import allow_working_folder, modules_named_in
 from zoo.commands.parsers import OneLine
 from zoo.core.errors import UserError, did_you_mean
 from zoo.core.settings import parse_yaml, read_yaml
 from zoo.core.shipped import find_experiment
-from zoo.training.checkpoint import read_checkpoint
+from zoo.training.checkpoint import read_checkpoint, without_places
+from zoo.training.module import ZooModule
+from zoo.training.stored import read_config, reading, with_settings
+from zoo.training.trust import (
+    MODEL,
+    RUN,
+    check_trust,
+    class_specs,
+    import_paths,
+    imports_limited_to,
+    public_paths,
+    refusal,
+    texts,
+)
 
 SECTIONS = {"trainer", "model", "data", "stages", "best", "last", "wandb"}
 STAGE_SETTINGS = tuple(field.name for field in fields(Stage))
+PLACES = {"dirpath", "filename"}  # where `best.ckpt` is written: a checkpoint may not say it
 CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}
 BASE = "extends"
 SETTINGS = {"seed_everything", "name", "runs", "final_test", "ckpt", "ckpt_path", "from_stage"}
@@ -28,10 +50,14 @@ class OneLineParser(OneLine, LightningArgumentParser):
     """Lightning's parser, with errors in one line."""
 
 
-def resolve_files(argv: list[str], folder: Path) -> list[str]:
-    """Resolve every `--config`, apply `--stages.*` to them, and replace `--ckpt FILE` by the settings in FILE."""
+def resolve_files(argv: list[str], folder: Path, trust: Sequence[str] = ()) -> list[str]:
+    """Resolve every `--config`, apply `--stages.*` to them, and replace `--ckpt FILE` by the settings in FILE.
+
+    Settings from FILE may only name classes of the zoo and of modules in `trust`.
+    """
     rest: list[str] = []
     configs: list[tuple[str, Path]] = []
+    named = list(argv)  # texts of the user, in which modules of the working folder may be named
     overrides: dict[str, Any] = {}
     options, verb = iter(argv), argv[0] if argv else ""
     for argument in options:
@@ -53,9 +79,11 @@ def resolve_files(argv: list[str], folder: Path) -> list[str]:
         if option == "--ckpt":
             rest += ["--ckpt" if verb == "fit" else "--ckpt_path", value]
             if verb != "fit" or not any(argument.startswith(("--config", "-c")) for argument in argv):
-                configs.append((str(config_of(value, verb, place)), place))
+                configs.append((str(config_of(value, verb, place, trust)), place))
         else:
             configs.append((str(find_experiment(value)), place))
+            named += (text for _, text in texts(read_experiment(Path(configs[-1][0]))))
+    allow_working_folder(modules_named_in(named))
     staged = [i for i, (config, _) in enumerate(configs) if "stages" in read_experiment(Path(config))] or [0]
     files = [resolve_config(*config, overrides if i == staged[-1] else {}) for i, config in enumerate(configs)]
     if overrides and not files:
@@ -63,16 +91,43 @@ def resolve_files(argv: list[str], folder: Path) -> list[str]:
     return [*rest[:1], *(part for file in files for part in ("--config", str(file))), *rest[1:]]
 
 
-def config_of(checkpoint: str, verb: str, folder: Path) -> Path:
+def config_of(checkpoint: str, verb: str, folder: Path, trust: Sequence[str] = ()) -> Path:
     """Write the settings of a checkpoint that a command needs to a file."""
-    config = parse_yaml(read_checkpoint(checkpoint)["zoo"]["config"] or "{}")
+    stored = read_checkpoint(checkpoint)["zoo"]
     kept = {"seed_everything", "name", "model", "data"}
     if verb == "fit":
         kept |= {"trainer", "stages", "best", "last"}
+    with reading(checkpoint):
+        config = {key: value for key, value in read_config(stored).items() if key in kept and value is not None}
+        config["model"]["backbone"] = with_settings(config["model"].get("backbone"), stored.get("backbone") or {})
+        config["data"] = without_places(config.get("data"))
+        if "best" in config:
+            config["best"] = {key: value for key, value in config["best"].items() if key not in PLACES}
+        check_settings(config, trust)
     file = folder / f"{Path(checkpoint).stem}.yaml"
-    content = {key: value for key, value in config.items() if key in kept and value is not None}
-    file.write_text(yaml.safe_dump(content, sort_keys=False), "utf8")
+    file.write_text(yaml.safe_dump(config, sort_keys=False), "utf8")
     return file
+
+
+def check_settings(config: dict[str, Any], trust: Sequence[str]) -> None:
+    """Refuse settings from a checkpoint that name other classes than it may; nothing is instantiated."""
+    allowed = import_paths(config, RUN, check_trust(trust))
+    allowed |= public_paths("Adam", RUN) | {f"{Stage.__module__}.{Stage.__name__}"}  # defaults of arguments
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(ZooModule, "model", skip={"space"})
+    parser.add_subclass_arguments(TextDataModule, "data")
+    parser.add_class_arguments(Trainer, "trainer")
+    parser.add_argument("--stages", type=list[Stage] | None)
+    others = {"seed_everything", "name", "best", "last"}  # plain values, which are not classes
+    with imports_limited_to(allowed, in_any=bool(trust)):
+        try:
+            parsed = parser.parse_object(deepcopy({key: value for key, value in config.items() if key not in others}))
+        except (ArgumentError, ValueError) as error:
+            raise refusal(error) from error
+    for spec in class_specs(parsed.as_dict()) if not trust else ():
+        if spec["class_path"] in public_paths("Transformer", MODEL):
+            given = spec["init_args"]
+            check_self_contained(given["name"], given["pretrained"], given["config"])
 
 
 def resolve_config(config: str, folder: Path, overrides: dict[str, Any]) -> Path:

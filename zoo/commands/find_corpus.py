@@ -14,8 +14,8 @@ from datamodules.prepare.corpus import Corpus
 from datamodules.prepare.readers import Format
 from datamodules.tools.locate import ANY_NUMBER, corpus_at
 from datamodules.tools.statistics import Published
-from zoo.commands.catalog import load_plugins
 from zoo.core.errors import UserError, did_you_mean
+from zoo.core.parts import load_plugins
 
 
 def named_corpora() -> dict[str, type[TextDataModule]]:

@@ -22,6 +22,7 @@ from callbacks import KeepPredictions, LastCheckpoint, RunReport, Stage, StageAv
 from datamodules import TextDataModule
 from zoo.commands.catalog import import_parts
 from zoo.commands.experiment import OneLineParser, resolve_files
+from zoo.commands.own_modules import split_trust
 from zoo.commands.verbs import explain, one_line_errors
 from zoo.core.console import is_first_process, note, terminal_output, warn
 from zoo.core.errors import UserError, first_line
@@ -135,7 +136,7 @@ class ZooCLI(LightningCLI):
         config = self.config[self.subcommand]
         files = config.config or []
         config.name = self.experiment = config.name or (Path(str(files[-1])).stem if files else "run")
-        if Path(config.name).name != config.name:
+        if Path(config.name).name != config.name or config.name in (".", ".."):
             raise UserError(f"--name={config.name} must not contain a path: it is the name of a folder in --runs")
         resume = self.subcommand == "fit" and config.ckpt_path == "last"
         if config.ckpt_path is not None and not resume and not Path(config.ckpt_path).is_file():
@@ -251,13 +252,14 @@ class ZooCLI(LightningCLI):
 
 
 def run(argv: list[str]) -> None:
+    trust, argv = split_trust(argv)
     import_parts()
     for message in SILENCED:
         warnings.filterwarnings("ignore", message=f".*{message}.*")
     lightning_log = logging.getLogger("pytorch_lightning.utilities.rank_zero")
     lightning_log.addFilter(lambda record: "Tip:" not in record.getMessage())
     with tempfile.TemporaryDirectory() as folder:
-        argv = resolve_files(argv, Path(folder))
+        argv = resolve_files(argv, Path(folder), trust)
         try:
             ZooCLI(
                 ZooModule,

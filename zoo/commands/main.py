@@ -51,8 +51,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def script() -> None:
-    """Run the installed `zoo`. As with `python -m zoo`, YAML may name classes of modules in the working directory."""
-    sys.path.append("")
+    """Run the installed `zoo`."""
     main()
 
 

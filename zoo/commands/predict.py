@@ -23,6 +23,7 @@ def predict(
     id_column: str = "id",
     batch_size: int = 64,
     device: str | None = None,
+    trust: list[str] | None = None,
     max_line_length: int = 100_000_000,
 ) -> None:
     """Predict labels of documents with a trained model.
@@ -38,6 +39,7 @@ def predict(
         id_column: column of the document id; documents without one are numbered.
         batch_size: documents per batch.
         device: device such as `cpu` or `cuda` (default: a GPU if available).
+        trust: module outside the zoo with classes that the checkpoint may use, such as my_heads; can be repeated.
         max_line_length: longest line of a jsonl or text file, in characters.
 
     Examples:
@@ -47,7 +49,7 @@ def predict(
     check_limits(k, 0.0 if threshold == "tuned" else threshold)
     check_low(1, batch_size=batch_size, max_line_length=max_line_length)
     check_not_overwritten(out, input=input, ckpt=ckpt)
-    tagger = load(ckpt, device)
+    tagger = load(ckpt, device, trust or ())
     tagger.batch_size = batch_size
     least = tagger.threshold if threshold == "tuned" else threshold
     rows = documents(input, text_column, id_column, max_line_length)

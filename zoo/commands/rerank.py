@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from copy import deepcopy
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -15,17 +14,16 @@ from torch import Tensor
 
 from backbones import Features
 from datamodules import Targets, TextDataModule
-from datamodules.batch import LabelSpace
-from datamodules.prepare.vocabulary import Vocabulary
 from heads import Ranking, Rerank, TransitionContext
 from heads.tail.ranknet import Form, Scale
 from zoo.commands.output import print_summary
 from zoo.core.console import note, progress_bar, warn
 from zoo.core.errors import UserError, first_line
 from zoo.core.metrics import HEADLINE_METRICS, percent
-from zoo.training.checkpoint import ORIGIN, build, build_data, check_target, read_checkpoint, save, with_settings
+from zoo.training.checkpoint import build, build_data, check_target, finish, read_checkpoint, save
 from zoo.training.ranking_metrics import RankingMetrics
 from zoo.training.ranking_model import RankingModel
+from zoo.training.stored import Stored, reading
 
 T = TypeVar("T")
 BLOCK = 2**10  # documents that are re-ranked at a time
@@ -47,6 +45,7 @@ def rerank(
     candidates: int = 100,
     seed: int = 0,
     device: str | None = None,
+    trust: list[str] | None = None,
 ) -> None:
     """Re-rank a trained model's candidates in favor of rare labels.
 
@@ -70,6 +69,7 @@ def rerank(
         candidates: number of candidate labels per document.
         seed: seed of the split of the documents and of the network.
         device: device such as `cpu` or `cuda` (default: a GPU if available).
+        trust: module outside the zoo with classes that the checkpoint may use, such as my_heads; can be repeated.
 
     Examples:
         zoo rerank --ckpt best.ckpt --out reranked.ckpt
@@ -88,8 +88,8 @@ def rerank(
     elif not blocks and learned_exponent is None:
         raise UserError(f"`form={form}` has nothing to train with `blocks=0` and `learned_exponent=null`")
     settings = {"candidates": candidates, **trained, **(powered if form != "ranknet" else {})}
-    module = on_device(wrapped(ckpt, settings), device)
-    data = corpus_of(module, ckpt)
+    module = on_device(wrapped(ckpt, settings, trust or ()), device)
+    data = corpus_of(module, ckpt, trust or ())
     head, context = module.head, SingleProcess(seed=seed)
     assert isinstance(head, Rerank)
     ranking, targets = candidates_of(module, data)
@@ -118,38 +118,34 @@ def rerank(
     print_summary(exponent=f"{head.power:g}", seconds=f"{time.perf_counter() - start:.1f}", checkpoint=out)
 
 
-def wrapped(path: str, settings: dict[str, Any]) -> RankingModel:
+def wrapped(path: str, settings: dict[str, Any], trust: Sequence[str]) -> RankingModel:
     """Load a checkpoint and wrap its head in `Rerank`; the model is in evaluation mode."""
     content = read_checkpoint(path)
-    stored = content["zoo"]
-    if not stored["config"] or not stored["tokenizer"]:
-        raise UserError(f"{path} has no configuration or vocabulary: it must be a checkpoint of `zoo fit`")
-    if added := stored["space"].get("added", 0):
-        raise UserError(
-            f"{path} has {added:,} labels added by `zoo add-labels`, which its corpus does not have: re-rank the "
-            "original checkpoint, then add the labels again"
-        )
-    config, space = yaml.safe_load(stored["config"]), LabelSpace(**stored["space"])
-    model = deepcopy(config["model"])
-    model["backbone"] = with_settings(model["backbone"], stored.get("backbone") or {})
-    base = build(model, space)
-    base.load_weights(content["state_dict"])
-    if base.head.pending:
-        raise UserError(f"{path} was saved before {base.head.pending[0]}: finish its training first")
-    inner, names = config["model"]["head"], "head."
-    if isinstance(base.head, Rerank):
-        note(f"{path} is re-ranked already: its re-ranker is replaced")
-        inner, names = inner["init_args"]["inner"], "head.inner."
-    config["model"]["head"] = {"class_path": "heads.Rerank", "init_args": {"inner": inner, **settings}}
-    config["stages"] = None  # they are for the inner head
-    module = build(model | {"head": config["model"]["head"]}, space)
-    state = {n: v for n, v in content["state_dict"].items() if not n.startswith("head.")}
-    state |= {f"head.inner.{n.removeprefix(names)}": v for n, v in content["state_dict"].items() if n.startswith(names)}
-    module.load_weights(module.weights() | state)
-    module.config_text = yaml.safe_dump(config, sort_keys=False)
-    module.origin = {key: content[key] for key in ORIGIN if key in content}
-    module.vocabulary = Vocabulary.from_text(stored["tokenizer"], stored["max_length"])
-    return module.eval()
+    with reading(path):
+        stored = Stored.of(content["zoo"])
+        if added := stored.space.added:
+            raise UserError(
+                f"it has {added:,} labels added by `zoo add-labels`, which its corpus does not have: re-rank the "
+                "original checkpoint, then add the labels again"
+            )
+        base = build(stored.model, stored.space, trust)
+        base.load_weights(content["state_dict"])
+        if base.head.pending:
+            raise UserError(f"it was saved before {base.head.pending[0]}: finish its training first")
+        inner, names = stored.config["model"]["head"], "head."
+        if isinstance(base.head, Rerank):
+            note(f"{path} is re-ranked already: its re-ranker is replaced")
+            inner, names = inner["init_args"]["inner"], "head.inner."
+        head = {"class_path": "heads.Rerank", "init_args": {"inner": inner, **settings}}
+        module = build(stored.model | {"head": head}, stored.space, trust)
+        weights: dict[str, Any] = content["state_dict"]
+        state = {n: v for n, v in weights.items() if not n.startswith("head.")}
+        state |= {f"head.inner.{n.removeprefix(names)}": v for n, v in weights.items() if n.startswith(names)}
+        module.load_weights(module.weights() | state)
+    model = stored.config["model"] | {"head": head}
+    config = stored.config | {"model": model, "stages": None}  # stages are for the inner head
+    stored.config_text = yaml.safe_dump(config, sort_keys=False)
+    return finish(module, stored, content)
 
 
 def on_device(module: RankingModel, device: str | None) -> RankingModel:
@@ -160,9 +156,9 @@ def on_device(module: RankingModel, device: str | None) -> RankingModel:
         raise UserError(f"no device {place!r}: {first_line(error)}") from error
 
 
-def corpus_of(module: RankingModel, path: str) -> TextDataModule:
+def corpus_of(module: RankingModel, path: str, trust: Sequence[str]) -> TextDataModule:
     try:
-        data = build_data(yaml.safe_load(module.config_text or "")["data"])
+        data = build_data(yaml.safe_load(module.config_text or "")["data"], trust)
     except Exception as error:  # a corpus class may raise anything
         raise UserError(f"{path}: its corpus is not available: {first_line(error)}") from error
     if data.space.names != module.space.names:

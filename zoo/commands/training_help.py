@@ -27,6 +27,7 @@ FIT = {
 }
 MORE = {
     "--model.head.help CLASS": "describe the settings of a class; also --data.help and --model.backbone.help",
+    "--trust MODULE": "module outside the zoo with classes that --ckpt may use; can be repeated",
     "--print_config": "print the complete configuration and exit",
     "--help_all": "describe all options",
     "-h, --help": "show this help and exit",

@@ -20,7 +20,9 @@ from zoo.training.checkpoint import rebuild
 LEGEND = "documents: training documents, counted once per label in the cluster"
 
 
-def show_tree(*, ckpt: str, tree: int = 1, clusters: int = 20, labels: int = 8, json: bool = False) -> None:
+def show_tree(
+    *, ckpt: str, tree: int = 1, clusters: int = 20, labels: int = 8, json: bool = False, trust: list[str] | None = None
+) -> None:
     """Print the label tree of a checkpoint.
 
     Args:
@@ -29,12 +31,13 @@ def show_tree(*, ckpt: str, tree: int = 1, clusters: int = 20, labels: int = 8, 
         clusters: number of clusters to print; 0 prints all.
         labels: number of labels to print per cluster, the most frequent first; 0 prints all.
         json: print one JSON line per label: its name, its number of training documents, and its path from the root.
+        trust: module outside the zoo with classes that the checkpoint may use, such as my_heads; can be repeated.
 
     Examples:
         zoo tree --ckpt best.ckpt --clusters 5
     """
     check_low(0, clusters=clusters, labels=labels)
-    module = rebuild(ckpt)
+    module = rebuild(ckpt, trust or ())
     head = next((part for part in module.head.modules() if isinstance(part, TreeHead)), None)
     if head is None:
         raise UserError(f"{ckpt}: head {type(module.head).__name__} has no label tree")

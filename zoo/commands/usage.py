@@ -19,7 +19,7 @@ METAVARS_BY_NAME = {
     **dict.fromkeys(("out", "path", "source", "target"), "PATH"),
     **dict.fromkeys(("root", "experiments"), "DIR"),
     **dict.fromkeys(("gain", "keep"), "METRIC"),
-    **{"by": "KEYS", "columns": "NAMES", "against": "ROW", "tokenizer": "NAME"},
+    **{"trust": "MODULE", "by": "KEYS", "columns": "NAMES", "against": "ROW", "tokenizer": "NAME"},
 }
 
 
@@ -57,7 +57,7 @@ class Option(NamedTuple):
         if self.default == "True":
             return "{true,false}"
         first = self.type.split(" | ")[0]
-        return METAVARS.get(first) or METAVARS_BY_NAME.get(self.name) or self.name.rsplit("_", 1)[-1].upper()
+        return METAVARS_BY_NAME.get(self.name) or METAVARS.get(first) or self.name.rsplit("_", 1)[-1].upper()
 
     @property
     def is_flag(self) -> bool:

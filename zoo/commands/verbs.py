@@ -30,7 +30,7 @@ SECTIONS = {  # section of a run's settings, by the package that raised an error
 }
 PREFIXES = {name: name for name in ("data", "model", "trainer", "stages")}
 PREFIXES |= {"backbone": "model.backbone", "head": "model.head"}
-TOP_LEVEL = {"from_stage", "ckpt", "runs"}  # options of a run without a section
+TOP_LEVEL = {"from_stage", "ckpt", "runs", "trust"}  # options of a run without a section
 SETTING = re.compile(rf"`(?:(?P<prefix>{'|'.join(PREFIXES)})(?:\.|(?==)))?(?P<name>[a-z_][\w.-]*)?(?P<value>=[^`]*)?`")
 
 
@@ -39,16 +39,18 @@ def run_command(function: Callable[..., None], name: str, argv: list[str]) -> No
 
     Parameters before `*` are positional, the others are options.
     """
+    from zoo.commands.own_modules import split_trust
     from zoo.commands.parsers import OneLine
 
     parameters = signature(function).parameters
     positional = [p for p in parameters.values() if p.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    trust, argv = split_trust(argv) if "trust" in parameters else ([], argv)
     args = spell_out(argv, [p.name for p in parameters.values() if p.default is False])
     if [p.annotation for p in positional] == ["list[str]"]:
         args = as_one_list(args)
     parser = OneLine(prog=f"zoo {name}")
     parser.add_function_arguments(function, as_group=False, as_positional=bool(positional))
-    given = parser.parse_args(args)
+    given = parser.parse_args([*args, *([f"--trust={dumps(trust)}"] if trust else [])])
     try:
         function(**given.as_dict())
     except UserError as error:

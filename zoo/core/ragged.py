@@ -64,6 +64,23 @@ class Lists(NamedTuple):
         sizes = np.bincount(rows, minlength=len(self.offsets) - 1)
         return Lists.of_sizes(sizes, values.astype(self.values.dtype))
 
+    def check(self, size: int, width: int) -> None:
+        """Refuse what is not `size` lists of ascending indices below `width`: native code does not check indices."""
+        for array in self:
+            if array.ndim != 1 or array.dtype not in (np.int32, np.int64):
+                raise ValueError(f"expected a list of integers, not {array.dtype} in {array.ndim} dimensions")
+        if len(self.offsets) != size + 1 or self.offsets[0] != 0 or self.offsets[-1] != len(self.values):
+            raise ValueError(f"the offsets of {size:,} lists do not fit {len(self.values):,} values")
+        if np.any(self.offsets[1:] < self.offsets[:-1]):
+            raise ValueError("the offsets are not ascending")
+        if len(self.values) and not 0 <= self.values.min() <= self.values.max() < width:
+            raise ValueError(f"an index is not below {width:,}")
+        ascending = self.values[1:] > self.values[:-1]
+        starts = self.offsets[1:-1]
+        ascending[starts[(starts > 0) & (starts < len(self.values))] - 1] = True
+        if not ascending.all():
+            raise ValueError("the indices of a list are not ascending")
+
     def column(self) -> pa.ListArray:
         import pyarrow as pa
 

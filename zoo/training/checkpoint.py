@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import zipfile
 from argparse import ArgumentError
+from collections.abc import Sequence
+from contextlib import nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
-import yaml
 from jsonargparse import ArgumentParser
 
 from datamodules.batch import LabelSpace
-from datamodules.prepare.vocabulary import Vocabulary
+from datamodules.prepare.hub import from_settings_alone
 from zoo.core.errors import UserError, first_line
 from zoo.core.files import atomic_write
 from zoo.training.ranking_model import RankingModel
+from zoo.training.stored import Stored, migrated, reading
+from zoo.training.trust import DATA, MODEL, check_trust, import_paths, imports_limited_to, refusal
 
 if TYPE_CHECKING:
     from datamodules.base import TextDataModule
 
 ORIGIN = ("pytorch-lightning_version", "epoch", "global_step")  # kept when a checkpoint is written again
+ENCRYPTED = 1  # flag of a zip entry
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -28,61 +34,85 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not file.is_file():
         raise UserError(f"no such checkpoint: {path}")
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        check_archive(file)
+        with torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # the type depends on which part of the file is damaged
         raise UserError(f"{path} is not a checkpoint, or is damaged: {first_line(error)}") from error
     if not isinstance(content, dict) or "zoo" not in content:
         raise UserError(f"{path} was not written by zoo fit")
+    with reading(path):
+        content["zoo"] = migrated(content["zoo"])
     return content
 
 
-def rebuild(path: str | Path) -> RankingModel:
-    """Load a model, in evaluation mode and with its vocabulary."""
+def check_archive(file: Path) -> None:
+    """Verify the checksums of a zip file, which torch ignores; refuse entries that are compressed or encrypted."""
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+        if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & ENCRYPTED for entry in entries):
+            raise ValueError("it has compressed or encrypted entries, which torch does not write")
+        if len({entry.filename for entry in entries}) < len(entries):
+            raise ValueError("it has two entries of one name")
+        if (wrong := archive.testzip()) is not None:
+            raise ValueError(f"the checksum of {wrong} is wrong")
+
+
+def rebuild(path: str | Path, trust: Sequence[str] = ()) -> RankingModel:
+    """Load a model, in evaluation mode and with its vocabulary; `trust` are modules with classes outside the zoo."""
     content = read_checkpoint(path)
-    stored = content["zoo"]
-    if not stored["config"] or not stored["tokenizer"]:
-        raise UserError(f"{path} has no configuration or vocabulary: train with `zoo fit`")
-    config = yaml.safe_load(stored["config"])["model"]
-    config["backbone"] = with_settings(config["backbone"], stored.get("backbone") or {})
-    module = build(config, LabelSpace(**stored["space"]))
-    module.load_weights(content["state_dict"])
-    module.config_text = stored["config"]
+    with reading(path):
+        stored = Stored.of(content["zoo"])
+        module = build(stored.model, stored.space, trust)
+        module.load_weights(content["state_dict"])
+    return finish(module, stored, content)
+
+
+def finish(module: RankingModel, stored: Stored, content: dict[str, Any]) -> RankingModel:
+    """Set what a model needs to predict texts and to be saved again; evaluation mode."""
+    module.config_text = stored.config_text
     module.origin = {key: content[key] for key in ORIGIN if key in content}
-    module.vocabulary = Vocabulary.from_text(stored["tokenizer"], stored["max_length"])
+    module.vocabulary = stored.vocabulary
     return module.eval()
 
 
-def with_settings(spec: Any, settings: dict[str, Any]) -> Any:
-    """Replace some `init_args` of a class in a configuration."""
-    if not settings:
-        return spec
-    spec = {"class_path": spec} if isinstance(spec, str) else spec
-    return spec | {"init_args": (spec.get("init_args") or {}) | settings}
-
-
-def build(config: dict[str, Any], space: LabelSpace) -> RankingModel:
-    """Make a model from the `model` section of a configuration."""
+def build(config: dict[str, Any], space: LabelSpace, trust: Sequence[str] = ()) -> RankingModel:
+    """Make a model from the `model` section of a stored configuration, of classes that it may name."""
+    known = {name: config[name] for name in ("backbone", "head", "depth") if name in config}
+    allowed = import_paths(known, MODEL, check_trust(trust))
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(RankingModel, "model", skip={"space"})
-    known = {name: config[name] for name in ("backbone", "head", "depth") if name in config}
-    try:
-        parsed = parser.parse_object({"model": known})
-    except ArgumentError as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"the checkpoint needs classes or settings that are not available: {reason}") from error
-    parts = parser.instantiate_classes(parsed, instantiate_groups=False).model
-    return RankingModel(space, **vars(parts))
+    with imports_limited_to(allowed, in_any=bool(trust)):
+        try:
+            parsed = parser.parse_object({"model": deepcopy(known)})  # which parsing changes
+        except (ArgumentError, ValueError) as error:
+            raise refusal(error) from error
+        parts = parser.instantiate_classes(parsed, instantiate_groups=False).model
+    with nullcontext() if trust else from_settings_alone():
+        return RankingModel(space, **vars(parts))
 
 
-def build_data(config: dict[str, Any]) -> TextDataModule:
-    """Make a datamodule from the `data` section of a configuration."""
+def build_data(config: dict[str, Any], trust: Sequence[str] = ()) -> TextDataModule:
+    """Make a datamodule from the `data` section of a stored configuration; it writes to the default cache only."""
     from datamodules.base import TextDataModule  # imports Lightning
 
+    config = without_places(config)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(TextDataModule, "data")
-    data = parser.instantiate_classes(parser.parse_object({"data": config})).data
+    with imports_limited_to(import_paths(config, DATA, check_trust(trust)), in_any=bool(trust)):
+        try:
+            data = parser.instantiate_classes(parser.parse_object({"data": deepcopy(config)})).data
+        except (ArgumentError, ValueError) as error:
+            raise refusal(error) from error
     assert isinstance(data, TextDataModule)
     return data
+
+
+def without_places(data: Any) -> Any:
+    """Remove the folder that a `data` section writes to: a checkpoint may only say what is read."""
+    if not isinstance(data, dict) or not isinstance(data.get("init_args"), dict):
+        return data
+    return data | {"init_args": {key: value for key, value in data["init_args"].items() if key != "cache_dir"}}
 
 
 def save(module: RankingModel, path: str | Path) -> None:

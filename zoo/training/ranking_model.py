@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,19 @@ from datamodules.batch import Batch, LabelSpace
 from datamodules.prepare.vocabulary import Vocabulary
 from heads.base import Head, Ranking
 from zoo.core.errors import UserError
+from zoo.training.stored import FORMAT, check_weights
 
 MakeBackbone = Callable[[LabelSpace], Backbone]
 MakeHead = Callable[[int, LabelSpace], Head]
 THRESHOLDS = ("val_metrics.tuned_threshold", "test_metrics.tuned_threshold")  # in the state dict of a `ZooModule`
+
+
+@runtime_checkable
+class Indexed(Protocol):
+    """A module with buffers of indices."""
+
+    def check_indices(self) -> None:
+        """Refuse indices that are out of range or inconsistent."""
 
 
 class BackboneWithHead(nn.Module):
@@ -45,9 +54,21 @@ class BackboneWithHead(nn.Module):
         """Return the k best labels of each document."""
         return self.head.rank(self(batch), k)
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load a state dict; with `strict`, a `UserError` says what is wrong with one that does not fit."""
+        if strict:
+            check_weights(self, state_dict)
+        loaded = super().load_state_dict(state_dict, strict=strict, assign=assign)
+        if strict:
+            for part in self.modules():
+                if isinstance(part, Indexed):
+                    part.check_indices()
+        return loaded
+
     def stored_parts(self) -> dict[str, Any]:
         """Return the `zoo` entry of a checkpoint: plain values only, for `torch.load(weights_only=True)`."""
         return {
+            "format": FORMAT,
             "config": self.config_text,
             "backbone": self.backbone.self_contained(),
             "space": dict(vars(self.space)),
@@ -78,8 +99,10 @@ class RankingModel(BackboneWithHead):
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
         """Load the state dict of a `ZooModule`."""
+        if not isinstance(weights, dict) or not isinstance(threshold := weights.get(THRESHOLDS[-1]), Tensor):
+            raise UserError(f"the checkpoint has no weights, or no {THRESHOLDS[-1]}")
         self.load_state_dict({name: value for name, value in weights.items() if name not in THRESHOLDS})
-        self.threshold = float(weights[THRESHOLDS[-1]])
+        self.threshold = float(threshold)
 
     def weights(self) -> dict[str, Any]:
         """Return the state dict of the `ZooModule` with the same backbone and head."""

@@ -231,11 +231,17 @@ def quoted(names: list[str]) -> str:
     return first if len(names) == 1 else f"{first} and {len(names) - 1:,} more"
 
 
-def load(path: str | os.PathLike[str], device: str | torch.device | None = None) -> Tagger:
-    """Load a tagger from a checkpoint file."""
+def load(path: str | os.PathLike[str], device: str | torch.device | None = None, trust: Sequence[str] = ()) -> Tagger:
+    """Load a tagger from a checkpoint file.
+
+    Args:
+        path: checkpoint of `zoo fit`.
+        device: device such as `cpu` or `cuda` (default: a GPU if available).
+        trust: modules outside the zoo with classes that the checkpoint may use, such as `["my_heads"]`.
+    """
     if not isinstance(device, str | torch.device | None):
         raise TypeError(f"`device={device!r}` is of type {type(device).__name__}, not a string")
-    module = rebuild(checked_path(path))
+    module = rebuild(checked_path(path), trust)
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         if torch.device(place).type == "meta":

@@ -34,7 +34,8 @@ def test_from_stage_begins_there_with_the_weights_given(config, go, own, capsys)
     Recorder.batches.clear()
     Recorder.weights.clear()
     capsys.readouterr()
-    second = go(path if own else None, "--from_stage=b", f"--ckpt={ckpt(first, 'a')}", name="again")
+    trust = [] if own else ["--trust=tests.cli.stages.recording"]
+    second = go(path if own else None, "--from_stage=b", f"--ckpt={ckpt(first, 'a')}", *trust, name="again")
     assert set(recorded("stage")) == {"c"}
     expected = weights(first, "a")
     expected["head.classifier.weight"] = 2 * expected["head.classifier.weight"]

@@ -115,6 +115,15 @@ def test_state_is_plain_and_complete(fitted):
     assert other.pending == ("fit",)
 
 
+@pytest.mark.parametrize("name", ["{tmp}/written", "../written", "tree9.cbor"])
+def test_states_with_other_files_write_nothing(fitted, tmp_path, name):
+    name, other = name.format(tmp=tmp_path), Parabel(1, fitted.space, max_leaf=3)
+    state = fitted.get_extra_state()
+    with raises(UserError, "omikuji"):
+        other.set_extra_state(state | {name: state["tree0.cbor"]})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_damaged_states_are_rejected(fitted):
     other = Parabel(1, fitted.space, max_leaf=3)
     state = {name: content[: len(content) // 2] for name, content in fitted.get_extra_state().items()}

@@ -1,0 +1,45 @@
+"""Kinds of classes that settings name, the modules that offer them, and plug-ins."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import NamedTuple
+
+from zoo.core.console import warn
+
+GROUP = "zoo.plugins"
+
+
+class Kind(NamedTuple):
+    """The module that offers the classes of a kind, and their base class as `module:name`."""
+
+    module: str
+    base: str
+
+
+KINDS = {
+    "heads": Kind("heads", "heads.base:Head"),
+    "losses": Kind("heads.losses", "heads.losses:Loss"),
+    "backbones": Kind("backbones", "backbones.base:Backbone"),
+    "datamodules": Kind("datamodules", "datamodules.base:TextDataModule"),
+    "callbacks": Kind("callbacks", "pytorch_lightning:Callback"),
+    "optimizers": Kind("zoo.training.optimizers", "torch.optim:Optimizer"),
+    "schedulers": Kind("callbacks", "torch.optim.lr_scheduler:LRScheduler"),
+}
+
+
+def load_plugins(package: str | None = None) -> list[ModuleType]:
+    """Import the modules that installed packages register, so that YAML can name their classes.
+
+    With `package`, only those in this top-level package.
+    """
+    modules = []
+    for point in entry_points(group=GROUP):
+        if package is not None and point.module.split(".")[0] != package:
+            continue
+        try:
+            modules.append(point.load())
+        except Exception as error:  # a broken plug-in must not stop a run that does not need it
+            warn(f"plug-in {point.name} cannot be loaded: {error}")
+    return modules
