@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytorch_lightning as pl
+from torch import Tensor
 
 from callbacks.transition import gather_objects
 from datamodules import TextDataModule
-from datamodules.batch import Batch, LabelSpace
+from datamodules.batch import Batch, LabelSpace, Targets
+from heads import Ranking
 from zoo.core.metrics import MACRO_K, THRESHOLD
 from zoo.core.ragged import Lists
 from zoo.core.run_folder import RunFolder
@@ -42,22 +44,9 @@ class KeepPredictions(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        ranking, counted = outputs["ranking"], batch.rows >= 0
-        labels, scores = ranking.labels, ranking.scores
         assert isinstance(pl_module, ZooModule)
-        chosen = scores >= min(THRESHOLD, pl_module.threshold)
-        chosen[:, :MACRO_K] = True
-        chosen &= (labels >= 0) & counted[:, None]
-        truth = counted[batch.targets.rows]
-        tensors = (
-            batch.rows[counted],
-            batch.targets.counts[counted],
-            batch.targets.indices[truth],
-            chosen.sum(1)[counted],
-            labels[chosen],
-            scores[chosen].float(),
-        )
-        self.batches.append(tuple(tensor.cpu().numpy() for tensor in tensors))
+        kept = kept_candidates(outputs["ranking"], batch.targets, batch.rows, pl_module.threshold)
+        self.batches.append(kept)
 
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any, **kwargs: Any
@@ -80,6 +69,23 @@ class KeepPredictions(pl.Callback):
         data, space = TextDataModule.of(trainer), module.space
         ids = list(data.prepared.rows(split).ids()) if data is not None else None
         RunFolder(self.folder).write_predictions(prediction_table(batches, ids), label_table(space))
+
+
+def kept_candidates(ranking: Ranking, targets: Targets, rows: Tensor, threshold: float) -> BatchArrays:
+    """Select what is kept of a batch; repeated documents have row -1."""
+    counted, labels, scores = rows >= 0, ranking.labels, ranking.scores
+    chosen = scores >= min(THRESHOLD, threshold)
+    chosen[:, :MACRO_K] = True
+    chosen &= (labels >= 0) & counted[:, None]
+    tensors = (
+        rows[counted],
+        targets.counts[counted],
+        targets.indices[counted[targets.rows]],
+        chosen.sum(1)[counted],
+        labels[chosen],
+        scores[chosen].float(),
+    )
+    return tuple(tensor.cpu().numpy() for tensor in tensors)
 
 
 def prediction_table(batches: list[BatchArrays], ids: list[str] | None) -> pa.Table:

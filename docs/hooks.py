@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', re.DOTALL)  # what arithmatex writes
 INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 CORPORA = {"reuters": "Reuters-21578", "eurlex": "EURLEX57K", "bibtex": "Bibtex", "delicious": "Delicious"}
-COMMANDS = ["list", "predict", "compare", "report", "sweep", "reproduce", "add-labels", "rerank", "tree"]
+COMMANDS = ["list", "predict", "compare", "report", "sweep", "reproduce", "add-labels", "rerank", "ensemble", "tree"]
 DATA_COMMANDS = ["list", "prepare", "stats", "convert", "check"]
 # All commands in one process: starting one takes seconds.
 PRINT_HELP = """

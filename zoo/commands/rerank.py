@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from backbones import Features
-from datamodules import Targets, TextDataModule
+from datamodules import Batch, Targets, TextDataModule
 from heads import Ranking, Rerank, TransitionContext
 from heads.tail.ranknet import Form, Scale
 from zoo.commands.output import print_summary
@@ -21,6 +21,7 @@ from zoo.core.console import note, progress_bar, warn
 from zoo.core.errors import UserError, first_line
 from zoo.core.metrics import HEADLINE_METRICS, percent
 from zoo.training.checkpoint import build, build_data, check_target, finish, read_checkpoint, save
+from zoo.training.rank_split import rank_split
 from zoo.training.ranking_metrics import RankingMetrics
 from zoo.training.ranking_model import RankingModel
 from zoo.training.stored import Stored, reading
@@ -173,18 +174,13 @@ def corpus_of(module: RankingModel, path: str, trust: Sequence[str]) -> TextData
 def candidates_of(module: RankingModel, data: TextDataModule) -> tuple[Ranking, Targets]:
     """Candidates of the inner head for all validation documents, in corpus order, and their true labels."""
     assert isinstance(module.head, Rerank)
-    targets = data.targets("val")
-    depth = min(max(module.head.candidates, module.depth), module.space.num_labels)
-    scores, labels = torch.zeros(len(targets), depth), torch.zeros(len(targets), depth, dtype=torch.long)
-    loader = data.pass_dataloader("val")
-    with progress_bar("Ranking validation documents") as begin:
-        advance = begin(len(loader))
-        for batch in loader:
-            features: Features = module(batch.to(module.device))
-            found = module.head.inner.rank(features.float(), depth)
-            scores[batch.rows], labels[batch.rows] = found.scores.float().cpu(), found.labels.cpu()
-            advance(1)
-    return Ranking(scores, labels), targets
+    head, depth = module.head, min(max(module.head.candidates, module.depth), module.space.num_labels)
+
+    def rank(batch: Batch) -> Ranking:
+        features: Features = module(batch.to(module.device))
+        return head.inner.rank(features.float(), depth)
+
+    return rank_split(data, "val", rank, depth), data.targets("val")
 
 
 def take(ranking: Ranking, rows: Tensor) -> Ranking:

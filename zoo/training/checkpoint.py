@@ -46,6 +46,11 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return content
 
 
+def is_ensemble(content: dict[str, Any]) -> bool:
+    """Whether a checkpoint holds several models, written by `zoo ensemble`."""
+    return "members" in content["zoo"]
+
+
 def check_archive(file: Path) -> None:
     """Verify the checksums of a zip file, which torch ignores; refuse entries that are compressed or encrypted."""
     with zipfile.ZipFile(file) as archive:
@@ -60,7 +65,11 @@ def check_archive(file: Path) -> None:
 
 def rebuild(path: str | Path, trust: Sequence[str] = ()) -> RankingModel:
     """Load a model, in evaluation mode and with its vocabulary; `trust` are modules with classes outside the zoo."""
-    content = read_checkpoint(path)
+    return rebuilt(read_checkpoint(path), path, trust)
+
+
+def rebuilt(content: dict[str, Any], path: str | Path, trust: Sequence[str] = ()) -> RankingModel:
+    """Make the model from the content of a checkpoint; `path` is for messages."""
     with reading(path):
         stored = Stored.of(content["zoo"])
         module = build(stored.model, stored.space, trust)

@@ -45,12 +45,12 @@ class Stored:
     @classmethod
     def of(cls, stored: dict[str, Any]) -> Stored:
         """Check the entry `zoo` of a checkpoint; a `UserError` says what is wrong with it."""
-        if not stored.get("config") or not stored.get("tokenizer"):
+        if "members" not in stored and not (stored.get("config") and stored.get("tokenizer")):
             raise UserError("it has no configuration or vocabulary: train with `zoo fit`")
         backbone = stored.get("backbone") or {}
         if not isinstance(backbone, dict):
             raise UserError("its settings of the backbone are damaged")
-        space, config = read_space(stored.get("space")), read_config(stored)
+        config, space = read_config(stored), read_space(stored.get("space"))
         return cls(stored["config"], config, backbone, space, read_vocabulary(stored, space))
 
     @property
@@ -84,6 +84,8 @@ def migrated(stored: Any) -> dict[str, Any]:
 
 def read_config(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Parse the configuration, which must have a model."""
+    if "members" in stored:
+        raise UserError("it is an ensemble, which only `predict` can use: give the checkpoint of a model")
     text = stored.get("config")
     if not isinstance(text, str) or len(text) > MOST_TEXT:
         raise UserError("its configuration is damaged: not a text of a usual length")

@@ -13,12 +13,14 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from datamodules.batch import Batch, Targets
 from datamodules.prepare.rows import pad, pad_values
+from heads.base import Ranking
 from zoo.core.errors import UserError, check_low, check_range, first_line
 from zoo.core.windows import windows
-from zoo.training.checkpoint import rebuild, save
+from zoo.training.checkpoint import is_ensemble, read_checkpoint, rebuilt, save
 from zoo.training.ranking_model import RankingModel
 
 WINDOW = 16  # number of batches that are sorted by length together
@@ -132,11 +134,7 @@ class Tagger:
             for number, text in enumerate(window, first):
                 if not isinstance(text, str):
                     raise TypeError(f"text {number} is of type {type(text).__name__}, not a string")
-            tags = [Tags()] * len(window)
-            for rows, batch in self._batches(window, [[] for _ in window]):
-                for row, found in zip(rows, self._tags(batch, k, threshold), strict=True):
-                    tags[row] = found
-            yield from tags
+            yield from self._tags(*self._ranked(window, min(k, len(self.names))), threshold)
             first += len(window)
 
     def _batches(self, texts: list[str], labels: list[list[int]]) -> Iterator[tuple[list[int], Batch]]:
@@ -153,16 +151,25 @@ class Tagger:
             yield rows, batch.to(self.module.device)
 
     @torch.inference_mode()
-    def _tags(self, batch: Batch, k: int, threshold: float) -> list[Tags]:
-        names = self.names
-        ranking = self.module.rank(batch, min(k, len(names)))
+    def _ranked(self, texts: list[str], k: int) -> tuple[Ranking, Tensor]:
+        """Rank k labels for each text, on the CPU; the second tells whether the model knows a word of a text."""
+        scores, labels = torch.zeros(len(texts), k), torch.full((len(texts), k), -1)
+        known = torch.zeros(len(texts), dtype=torch.bool)
+        fillers = torch.tensor(self._fillers)
+        for rows, batch in self._batches(texts, [[] for _ in texts]):
+            ranking = self.module.rank(batch, k)
+            found = ranking.labels.shape[1]
+            scores[rows, :found], labels[rows, :found] = ranking.scores.float().cpu(), ranking.labels.cpu()
+            known[rows] = (~torch.isin(batch.ids.cpu(), fillers)).any(1)
+        return Ranking(scores, labels), known
+
+    def _tags(self, ranking: Ranking, known: Tensor, threshold: float) -> list[Tags]:
         if ranking.scores.isnan().any():
             raise UserError("the model's scores are NaN: its training diverged, or values of a text are too large")
-        fillers = torch.tensor(self._fillers, device=batch.ids.device)
-        known = (~torch.isin(batch.ids, fillers)).any(1).tolist()
+        names = self.names
         return [
             Tags((Tag(names[i], x) for i, x in zip(*row, strict=True) if i >= 0 and x >= threshold), is_known)
-            for *row, is_known in zip(ranking.labels.tolist(), ranking.scores.tolist(), known, strict=True)
+            for *row, is_known in zip(ranking.labels.tolist(), ranking.scores.tolist(), known.tolist(), strict=True)
         ]
 
 
@@ -241,7 +248,20 @@ def load(path: str | os.PathLike[str], device: str | torch.device | None = None,
     """
     if not isinstance(device, str | torch.device | None):
         raise TypeError(f"`device={device!r}` is of type {type(device).__name__}, not a string")
-    module = rebuild(checked_path(path), trust)
+    file = checked_path(path)
+    content = read_checkpoint(file)
+    if is_ensemble(content):
+        from zoo.training.ensemble import EnsembleTagger
+
+        return EnsembleTagger.of(content, file, device, trust)
+    return tagger_of(content, file, device, trust)
+
+
+def tagger_of(
+    content: dict[str, Any], path: Path, device: str | torch.device | None = None, trust: Sequence[str] = ()
+) -> Tagger:
+    """Make a tagger from the content of a checkpoint."""
+    module = rebuilt(content, path, trust)
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         if torch.device(place).type == "meta":
