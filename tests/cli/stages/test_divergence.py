@@ -86,7 +86,8 @@ def test_a_checkpoint_of_such_weights_is_refused(config, go, fails, tmp_path):
     spoil(content["state_dict"]["head.classifier.weight"])
     bad = tmp_path / "bad.ckpt"
     torch.save(content, bad)
+    given = [f"--ckpt={bad}", f"--trust={Recorder.__module__}"]
     for command in ("validate", "test"):
-        fails(command, f"--ckpt={bad}", names=["finite", "head.classifier.weight"])
-    fails("fit", f"--ckpt={bad}", "--from_stage=second", f"--runs={tmp_path / 'no'}", names=["finite"])
+        fails(command, *given, names=["finite", "head.classifier.weight"])
+    fails("fit", *given, "--from_stage=second", f"--runs={tmp_path / 'no'}", names=["finite"])
     assert not list((tmp_path / "no").glob("*/*/checkpoints/*"))
