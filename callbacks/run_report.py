@@ -18,12 +18,14 @@ from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
+from callbacks.schedule import StageSchedule
 from callbacks.transition import gather_objects
 from datamodules.base import TextDataModule
 from heads import LinearEngine
 from zoo.analysis.collect_evidence import collect
 from zoo.core.console import note
 from zoo.core.errors import first_line
+from zoo.core.lightning_internals import callbacks_of, is_fast_dev_run
 from zoo.core.metrics import (
     GROUP_TITLES,
     HEADLINE_METRICS,
@@ -96,6 +98,7 @@ class RunReport(pl.Callback):
         values = trainer.callback_metrics.items()
         metrics = {name.removeprefix(prefix): float(v) for name, v in values if name.startswith(prefix)}
         title = f"{self.title}: {'validation' if split == 'val' else split}"
+        reasons = partial_reasons(trainer, self.has_fitted)
         facts = self.facts | {
             "split": split,
             "seconds": round(self.seconds, 1),
@@ -103,16 +106,20 @@ class RunReport(pl.Callback):
             "peak_memory_mb": memory,
             "parameters": count_parameters(module),
             "vector_coverage": None if data is None else data.vector_coverage,
+            "partial": reasons,
         }
         if self.folder is not None:
             RunFolder(self.folder).write_results(facts, metrics)
         Console().print(tables(title, metrics))
+        if reasons:
+            Console().print(f"[bold yellow]partial run, not a result:[/] {', '.join(reasons)}", highlight=False)
         for run in wandb_runs(trainer):
             import wandb
 
             rows = [[name, value] for name, value in metrics.items()]
             run.log({"results": wandb.Table(columns=["metric", title], data=rows)})
             run.summary.update(facts)
+            run.config.update({"partial": reasons}, allow_val_change=True)
         if self.folder is not None:
             self._write_pictures(RunFolder.read(self.folder), trainer, module, split)
 
@@ -135,6 +142,21 @@ class RunReport(pl.Callback):
                     run.log(images)
         except Exception as error:  # pictures must not end a run whose results are complete
             note(f"no pictures of this run: {first_line(error)}")
+
+
+def partial_reasons(trainer: pl.Trainer, has_fitted: bool) -> list[str]:
+    """List why metrics are not the result of a whole run; empty if they are."""
+    if is_fast_dev_run(trainer):
+        return ["fast_dev_run"]
+    reasons = []
+    if has_fitted and not trainer.global_step and not any(s.transformed for s in callbacks_of(trainer, StageSchedule)):
+        reasons.append("never trained")
+    for split in ("train", "val", "test"):
+        name = f"limit_{split}_batches"
+        limit = getattr(trainer, name)
+        if isinstance(limit, int) or limit < 1:  # 1.0 is everything, 1 is one batch
+            reasons.append(f"{name}={limit:g}")
+    return reasons
 
 
 def tables(title: str, metrics: Mapping[str, float]) -> Group:

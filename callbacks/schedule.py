@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from callbacks.last_checkpoint import sigterm_requests_stop, stop_if_requested
+from callbacks.last_checkpoint import signals_request_stop, stop_if_requested
 from callbacks.stages import check_pending, check_stages
 from callbacks.transition import (
     TrainerContext,
@@ -184,13 +184,19 @@ class StageSchedule(Callback):
         # Lightning skips training, and `on_train_end`, if there is no epoch left; it has moved the model to the CPU.
         if self._is_over() and not self.finished:
             trainer.strategy.model_to_device()
-            with sigterm_requests_stop(trainer):
+            with signals_request_stop(trainer):
                 self._run_remaining_stages()
 
     @property
     def finished(self) -> bool:
         """Whether all stages are done."""
         return self.open_ended or (self._is_over() and self.entered and self.index + 1 == len(self.stages))
+
+    @property
+    def transformed(self) -> bool:
+        """Whether the weights come from a checkpoint or a transition, and so need no training step."""
+        entered = self.stages[: self.index + self.entered]
+        return self.module.start is not None or any(stage.on_enter for stage in entered)
 
     # Helpers
 
@@ -307,6 +313,7 @@ class StageSchedule(Callback):
             for method in methods:
                 attrgetter(method)(self.head)(context)
                 broadcast_state(self.trainer, self.head)  # before the next method reads it
+                self.module.check_finite()
 
     def _set_eval_modules(self) -> None:
         """Put frozen modules into evaluation mode, without dropout."""

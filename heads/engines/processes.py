@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -14,8 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Self
 
 from zoo.core.errors import UserError
-
-PR_SET_PDEATHSIG = 1
+from zoo.core.orphans import end_with_parent
 
 
 class Workers:
@@ -46,7 +43,7 @@ class Workers:
             raise UserError("linear engines need forked processes, which Windows lacks: use WSL")
         context = multiprocessing.get_context("fork")
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_run, args=(self.work, self.begun, sender), daemon=True)
+        process = context.Process(target=_run, args=(self.work, self.begun, sender, os.getpid()), daemon=True)
         process.start()
         sender.close()  # so that the pipe closes when the process ends
         self.running[receiver], self.begun = process, self.begun + 1
@@ -78,11 +75,10 @@ class Workers:
         self.running.clear()
 
 
-def _run(work: Callable[[int], Any], number: int, pipe: Connection) -> None:
+def _run(work: Callable[[int], Any], number: int, pipe: Connection, parent: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the trainer's handler
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent kills this one
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # unless the parent itself is killed
+    end_with_parent(parent)  # which may itself be killed
     null = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(null, stream)

@@ -143,7 +143,13 @@ def environment(folder: Path, cache: Path) -> dict[str, str]:
     """Environment of a process: the code under test, modules in `folder`, no settings of the developer."""
     kept = {name: value for name, value in os.environ.items() if name not in ("ZOO_DATA", "ZOO_RUN_FOLDER")}
     paths = os.pathsep.join(map(str, (Path.cwd(), folder)))
-    return kept | {"PYTHONPATH": paths, "ZOO_CACHE": str(cache), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    return kept | {
+        "PYTHONPATH": paths,
+        "ZOO_CACHE": str(cache),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "200",
+        "ZOO_OVERSUBSCRIBE": "1",
+    }
 
 
 def only_run(folder: Path, name: str) -> Path:

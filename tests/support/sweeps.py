@@ -56,7 +56,10 @@ zoo.sweeps.children.POLL_SECONDS = 0.05
 zoo.sweeps.children.STOP_SECONDS = 0.5
 zoo.sweeps.trials.RETRY_SECONDS = 0.01
 stand_in, *argv = sys.argv[1:]
-sys.modules["zoo.commands.compare"] = types.SimpleNamespace(compare=lambda runs, by: print("compared", len(runs), by))
+def compare(runs, by, partial):
+    print("compared", len(runs), by)
+
+sys.modules["zoo.commands.compare"] = types.SimpleNamespace(compare=compare)
 with terminal_output(), one_line_errors():
     run_sweep(argv, [sys.executable, "-I", "-S", stand_in])
 """

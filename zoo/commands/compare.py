@@ -35,6 +35,7 @@ def compare(
     seed: int = 0,
     published: bool = True,
     absent: Literal["skip", "zero"] = "skip",
+    partial: bool = False,
 ) -> None:
     """Compare finished runs, in one table per corpus.
 
@@ -52,6 +53,7 @@ def compare(
         published: show results from papers below the runs on the same corpus.
         absent: what labels without test documents count in macro averages: `skip` leaves them out, `zero` counts them
             as 0, as some papers may do.
+        partial: also compare runs that never trained, or trained or were tested on a part of the batches.
 
     Examples:
         zoo compare runs
@@ -65,7 +67,7 @@ def compare(
     every = ["all"] if kind == "csv" else None
     if absent == "zero" and (significance or against is not None):
         raise UserError("`absent=zero` changes the tables only: leave out `significance` and `against`")
-    found = read_runs(runs)
+    found = read_runs(runs, partial)
     if absent == "zero":
         found = [with_all_labels(run) for run in found]
     comparison = compare_runs(found, split_names("by", by), names or every, published)

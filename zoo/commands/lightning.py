@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pkgutil
 import signal
 import sys
@@ -14,20 +15,23 @@ from typing import Any
 from jsonargparse import Namespace
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.accelerators import CUDAAccelerator, MPSAccelerator
 from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
-from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from callbacks import KeepPredictions, LastCheckpoint, RunReport, Stage, StageAveraging, StageProgressBar, StageSchedule
+from callbacks.last_checkpoint import Stopped
 from datamodules import TextDataModule
 from zoo.commands.catalog import import_parts
 from zoo.commands.experiment import OneLineParser, resolve_files
 from zoo.commands.own_modules import split_trust
 from zoo.commands.verbs import explain, one_line_errors
 from zoo.core.console import is_first_process, note, terminal_output, warn
+from zoo.core.cores import available_cores
 from zoo.core.errors import UserError, first_line
 from zoo.core.lightning_internals import callbacks_of
 from zoo.core.metrics import MONITOR, best_mode
+from zoo.core.orphans import end_with_first_process
 from zoo.core.run_folder import RunFolder
 from zoo.core.settings import flattened, parse_yaml
 from zoo.training.checkpoint import read_checkpoint
@@ -46,14 +50,35 @@ SILENCED = (
     "exists and is not empty",  # expected when a run is resumed
     "smaller than the logging interval",  # expected in short stages
 )
+UNLOGGED = ("Tip:", "Detected KeyboardInterrupt")
 BEST = {"monitor": MONITOR, "mode": best_mode(MONITOR), "filename": "best", "enable_version_counter": False}
 SHARDED = ("fsdp", "deepspeed", "xla", "single_xla")  # strategies that stages do not support
+PRECISIONS = (None, 16, 32, "16", "32", "bf16", "32-true", "16-mixed", "bf16-mixed")  # others change the weights
+OVERSUBSCRIBE = "ZOO_OVERSUBSCRIBE"  # allows more processes than cores
 FIXABLE = (MisconfigurationException,)  # Lightning's errors that the user can fix
 HINT = " (set ZOO_TRACEBACK=1 for the traceback)"
 
 
 def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+
+
+def check_trainer(trainer: Namespace) -> None:
+    """Refuse trainer settings that no command supports."""
+    if trainer.precision not in PRECISIONS:
+        raise UserError(
+            f"--trainer.precision={trainer.precision} is not supported: weights are in 32 bits; "
+            "use 32-true, or bf16-mixed or 16-mixed on a GPU"
+        )
+    on_cpu = trainer.accelerator == "cpu" or (
+        trainer.accelerator == "auto" and not CUDAAccelerator.is_available() and not MPSAccelerator.is_available()
+    )
+    processes, cores = int(trainer.devices) if str(trainer.devices).isdigit() else 1, available_cores()
+    if on_cpu and processes > cores and os.environ.get(OVERSUBSCRIBE, "0") == "0":
+        raise UserError(
+            f"--trainer.devices={processes} would start {processes} processes on {cores} CPU cores: "
+            f"use at most {cores}, or set {OVERSUBSCRIBE}=1"
+        )
 
 
 def check_training(config: Namespace) -> None:
@@ -141,6 +166,7 @@ class ZooCLI(LightningCLI):
         resume = self.subcommand == "fit" and config.ckpt_path == "last"
         if config.ckpt_path is not None and not resume and not Path(config.ckpt_path).is_file():
             raise UserError(f"no such checkpoint: {config.ckpt_path}")
+        check_trainer(config.trainer)
         if self.subcommand == "fit":
             check_training(config)
         choose_tokenizer(config)
@@ -253,11 +279,12 @@ class ZooCLI(LightningCLI):
 
 def run(argv: list[str]) -> None:
     trust, argv = split_trust(argv)
+    end_with_first_process()
     import_parts()
     for message in SILENCED:
         warnings.filterwarnings("ignore", message=f".*{message}.*")
     lightning_log = logging.getLogger("pytorch_lightning.utilities.rank_zero")
-    lightning_log.addFilter(lambda record: "Tip:" not in record.getMessage())
+    lightning_log.addFilter(lambda record: not any(text in record.getMessage() for text in UNLOGGED))
     with tempfile.TemporaryDirectory() as folder:
         argv = resolve_files(argv, Path(folder), trust)
         try:
@@ -284,6 +311,12 @@ def main(args: list[str] | None = None) -> None:
     with one_line_errors(also=FIXABLE):
         try:
             run(list(sys.argv[1:] if args is None else args))
-        except SIGTERMException:
-            sys.stderr.write("stopped by SIGTERM; resume with `--ckpt_path last`\n")
-            raise SystemExit(128 + signal.SIGTERM) from None
+        except Stopped as stop:
+            name = "Ctrl-C" if stop.number == signal.SIGINT else "SIGTERM"
+            if is_first_process():
+                sys.stderr.write(f"stopped by {name}; resume with `--ckpt_path last`\n")
+            raise SystemExit(128 + stop.number) from None
+        except SystemExit as end:  # Lightning ends on Ctrl-C with exit code 1
+            if not isinstance(end.__context__, KeyboardInterrupt):
+                raise
+            raise KeyboardInterrupt from None

@@ -14,7 +14,7 @@ from zoo.core.extras import require_extra
 from zoo.core.run_folder import read_runs
 
 
-def report(runs: list[str], *, out: str = "report") -> None:
+def report(runs: list[str], *, out: str = "report", partial: bool = False) -> None:
     """Write an HTML report of finished runs.
 
     The report has tables, pictures and examples. It is self-contained and can be viewed offline.
@@ -22,12 +22,13 @@ def report(runs: list[str], *, out: str = "report") -> None:
     Args:
         runs: run folders, or folders that contain them.
         out: folder for index.html and one SVG file per picture; other files in it are kept.
+        partial: also report runs that never trained, or trained or were tested on a part of the batches.
 
     Examples:
         zoo report runs/lsfa_eurlex --out report
     """
     require_extra("report", "`zoo report`")
-    found = read_runs(runs)
+    found = read_runs(runs, partial)
     write_page(make_page(found), Path(out))
     note(f"report: {Path(out) / 'index.html'}")
 

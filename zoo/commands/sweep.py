@@ -120,10 +120,10 @@ def show_table(folders: list[str], keys: list[str]) -> None:
     from zoo.commands.compare import compare
 
     try:
-        compare(folders, by=",".join(["data", *keys]))
+        compare(folders, by=",".join(["data", *keys]), partial=True)
     except UserError as error:  # a key that is not among the settings of a run, such as one of a callback
         note(f"{error}; comparing by experiment instead")
-        compare(folders)
+        compare(folders, partial=True)
 
 
 def write_trials(file: Path, axes: Sequence[Axis], trials: Sequence[Trial], values: dict[int, float | None]) -> None:

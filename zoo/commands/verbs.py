@@ -30,7 +30,7 @@ SECTIONS = {  # section of a run's settings, by the package that raised an error
 }
 PREFIXES = {name: name for name in ("data", "model", "trainer", "stages")}
 PREFIXES |= {"backbone": "model.backbone", "head": "model.head"}
-TOP_LEVEL = {"from_stage", "ckpt", "runs", "trust"}  # options of a run without a section
+TOP_LEVEL = {"from_stage", "ckpt", "ckpt_path", "runs", "trust"}  # options of a run without a section
 SETTING = re.compile(rf"`(?:(?P<prefix>{'|'.join(PREFIXES)})(?:\.|(?==)))?(?P<name>[a-z_][\w.-]*)?(?P<value>=[^`]*)?`")
 
 

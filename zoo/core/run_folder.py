@@ -30,6 +30,7 @@ PREDICTIONS = "predictions.parquet"
 LABELS = "labels.parquet"
 EVIDENCE = "evidence.npz"
 CHECKPOINTS = "checkpoints"
+MAX_NOTED = 3  # partial runs in a note
 NO_RUNS_INSIDE = {CHECKPOINTS, "wandb"}
 FACTS = ("data", "experiment", "head", "backbone", "seed", "split", "run")  # keys that runs can be grouped by
 
@@ -96,6 +97,12 @@ class RunFolder:
     def is_validation(self) -> bool:
         """Whether the metrics are of validation documents, for a corpus without test documents."""
         return self.facts.get("split") == "val"
+
+    @property
+    def partial(self) -> list[str]:
+        """Why the metrics are not a result, such as `fast_dev_run`; empty if they are."""
+        reasons = self.facts.get("partial")
+        return [str(reason) for reason in reasons] if isinstance(reasons, list) else []
 
     @property
     def corpus(self) -> str:
@@ -260,8 +267,13 @@ class RunFolder:
             temporary.write_text(text, "utf8")
 
 
-def read_runs(paths: Sequence[str | Path]) -> list[RunFolder]:
-    """Read the finished runs in these folders and below, without duplicates; a note names those that are skipped."""
+def read_runs(paths: Sequence[str | Path], partial: bool = False) -> list[RunFolder]:
+    """Read the finished runs in these folders and below, without duplicates; notes name those that are skipped.
+
+    Args:
+        paths: run folders, or folders that contain them.
+        partial: also return partial runs.
+    """
     runs: dict[Path, RunFolder] = {}
     for path in map(Path, paths):
         if not path.is_dir():
@@ -278,9 +290,15 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunFolder]:
                 runs[resolved] = RunFolder.read(folder)
             except (OSError, ValueError) as error:
                 note(f"skipping {folder}: {first_line(error)}")
-    if not runs:
+    left_out = [] if partial else [run for run in runs.values() if run.partial]
+    if left_out:
+        shown = [f"{run} ({', '.join(run.partial)})" for run in left_out[:MAX_NOTED]]
+        more = f" and {len(left_out) - MAX_NOTED} more" if len(left_out) > MAX_NOTED else ""
+        note(f"leaving out partial runs, which are no results: {', '.join(shown)}{more}; add them with `--partial`")
+    whole = [run for run in runs.values() if run not in left_out]
+    if not whole:
         raise UserError(f"no finished run in {', '.join(map(str, paths))}: a run ends by writing {RESULTS}")
-    return list(runs.values())
+    return whole
 
 
 def run_folders(path: Path) -> Iterator[Path]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import math
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,14 +18,13 @@ from threading import Event
 from types import FrameType
 
 from zoo.core.errors import UserError
+from zoo.core.orphans import signal_on_parent_death
 from zoo.core.run_folder import RunFolder
 
 POLL_SECONDS = 1.0
 STOP_SECONDS = 60.0  # grace period of a pruned run
 FOLDER_VARIABLE = "ZOO_RUN_FOLDER"  # of a run that this process is in; its children have their own
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-PR_SET_PDEATHSIG = 1
-C_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 Watch = Callable[[list[float]], bool]  # given all validation results so far, whether to prune the run
 
@@ -182,8 +179,7 @@ def handling_signals(stops: Stops) -> Iterator[list[int]]:
 
 def end_with_parent() -> None:
     """Called in the child: stop when the sweep is killed. Only Linux supports this; elsewhere the lock remains."""
-    if C_LIBRARY is not None:
-        C_LIBRARY.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal_on_parent_death(signal.SIGTERM)
 
 
 def stop(child: subprocess.Popen[bytes], forced: Event, seconds: float = math.inf) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from filelock import FileLock
 from lightning_fabric.loggers.csv_logs import _ExperimentWriter
 from lightning_fabric.loggers.logger import rank_zero_experiment
 from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
@@ -23,10 +24,12 @@ from zoo.core.console import is_first_process, note
 from zoo.core.errors import UserError, first_line
 from zoo.core.lightning_internals import drop_anonymous
 from zoo.core.run_folder import read_log, write_log
+from zoo.core.run_lock import lock_run
 
 FOLDER_VARIABLE = "ZOO_RUN_FOLDER"  # passes the run folder on to the processes that DDP starts
 RUN_NAME = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(-sample)?(?:-(\d+))?")
 WANDB_NAME = re.compile(r"(offline-)?run-(\d{8}_\d{6})-(.+)")
+LOCKS: dict[Path, FileLock] = {}  # of run folders, held by this process
 MIN_ROW_BYTES = 64  # lower bound of the size of a row in a W&B file
 
 
@@ -48,7 +51,10 @@ class WandbSettings:
 
 
 def run_folder(root: str, experiment: str, is_sample: bool, resume: bool = False) -> Path:
-    """Create a run folder, or with `resume` find the newest one; all processes of a run get the same."""
+    """Create a run folder, or with `resume` find the newest one; all processes of a run get the same.
+
+    The folder is locked until `close_run`, or until the first process ends.
+    """
     if inherited := os.environ.get(FOLDER_VARIABLE):
         return Path(inherited)
     folder = newest_run(root, experiment, is_sample) if resume else None
@@ -59,6 +65,8 @@ def run_folder(root: str, experiment: str, is_sample: bool, resume: bool = False
         folder = Path(root) / experiment / (f"{time}-sample" if is_sample else time)
         if is_first_process():
             folder = make_unique_folder(folder)
+    if is_first_process() and folder not in LOCKS:
+        LOCKS[folder] = lock_run(folder)
     os.environ[FOLDER_VARIABLE] = str(folder)
     return folder
 
@@ -181,6 +189,8 @@ def has_api_key() -> bool:
 def close_run() -> None:
     """Finish the W&B run; the next run of this process gets a folder of its own."""
     os.environ.pop(FOLDER_VARIABLE, None)
+    while LOCKS:
+        LOCKS.popitem()[1].release()
     if "wandb" in sys.modules:
         sys.modules["wandb"].finish()
 

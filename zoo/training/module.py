@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -18,6 +19,7 @@ from zoo.core.console import note
 from zoo.core.errors import UserError, first_line
 from zoo.core.lightning_internals import allow_clipping
 from zoo.core.metrics import KS, PART_METRICS
+from zoo.training.finite import non_finite, shortened
 from zoo.training.optimizers import (
     average_sparse_gradients_after,
     check_dense_parameters,
@@ -63,7 +65,7 @@ class ZooModule(BackboneWithHead, pl.LightningModule):
         self.part_metrics: dict[str, RankingMetrics] = {}  # by name of the head's part, created on first use
         self.checks: dict[str, MeanMetric] = {}  # the head's own metrics, created on first use
         self.schedule: Schedule | None = None  # owns the current stage; set by `StageSchedule`
-        self.loss_is_finite = torch.tensor(True)
+        self.all_finite = torch.tensor(True)  # all losses and scores so far; read at checkpoints, not in every step
         self.averaged: dict[nn.Parameter, Tensor] = {}  # saved in place of the parameters; set by `StageAveraging`
         self.start: dict[str, Any] | None = None  # checkpoint whose weights training starts from
 
@@ -127,14 +129,41 @@ class ZooModule(BackboneWithHead, pl.LightningModule):
             key = f"train/{stage}/{name}"
             in_bar = name == "loss" or len(terms) < MANY_TERMS
             self.log(key, value.detach(), on_step=True, on_epoch=True, prog_bar=in_bar, batch_size=len(batch))
-        self.loss_is_finite = self.loss_is_finite.to(self.device) & terms["loss"].detach().isfinite()
+        self.all_finite = self.all_finite.to(self.device) & terms["loss"].detach().isfinite()
         # DDP waits for a gradient of every trained parameter, also of a pooling that the head does not read.
         return terms["loss"] + 0 * features.pooled[0, 0] if self.trainer.world_size > 1 else terms["loss"]
 
+    def check_finite(self, weights: dict[str, Any] | None = None) -> None:
+        """Refuse weights, losses and scores that are not finite: before each validation, transition and checkpoint.
+
+        Metrics would not show it, as ranks are finite in any case. All processes raise if one has to.
+
+        Args:
+            weights: state dict of this module, if there already is one.
+        """
+        named = self.named_parameters() if self.averaged else ()
+        averages = {f"average of {name}": self.averaged[p] for name, p in named if p in self.averaged}
+        names = non_finite((weights or self.state_dict()) | averages)
+        found = [] if self.all_finite else ["a loss or score"]
+        found += [f"weights ({shortened(names)})"] if names else []
+        if self.trainer.strategy.reduce_boolean_decision(not found, all=True):
+            return
+        own = self.schedule is not None and not self.schedule.open_ended
+        rate = f"stages.{self.stage.name}.lr" if own else "model.optimizer.lr"
+        last = Path(self.trainer.default_root_dir, "checkpoints", "last.ckpt")
+        # A resume restores the learning rate with the optimizer.
+        resume = f", or resume from {last} with `ckpt_path=last` and `trainer.gradient_clip_val=1`"
+        what = " and ".join(found) or "values of another process"
+        raise UserError(
+            f"stage {self.stage.name!r}, step {self.trainer.global_step:,}: not finite any more: {what}; "
+            f"start again with a lower learning rate, `{rate}`{resume if last.is_file() else ''}"
+        )
+
     def on_validation_start(self) -> None:
-        # Checked before a checkpoint is written. The metrics would not show it: ranks are finite in any case.
-        if not self.trainer.strategy.reduce_boolean_decision(bool(self.loss_is_finite), all=True):
-            raise UserError("the loss is no longer finite: lower the learning rate, `model.optimizer.lr`")
+        self.check_finite()
+
+    def on_test_start(self) -> None:
+        self.check_finite()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         return {"ranking": self._measure(self.val_metrics, batch)}  # for callbacks
@@ -150,6 +179,7 @@ class ZooModule(BackboneWithHead, pl.LightningModule):
                 self.part_metrics[name] = RankingMetrics(self.space).to(self.device)
             measured = self.part_metrics[name] if name else metrics
             measured.update(ranking.scores, ranking.labels, batch.targets, counted=counted)
+            self.all_finite = self.all_finite.to(self.device) & ~ranking.scores.isnan().any()
         for name, values in self.head.checks(features, batch.targets).items():
             if name not in self.checks:
                 self.checks[name] = MeanMetric(nan_strategy="ignore").to(self.device)
@@ -168,6 +198,7 @@ class ZooModule(BackboneWithHead, pl.LightningModule):
             metrics.reset()
 
     def on_validation_epoch_end(self) -> None:
+        self.check_finite()
         for name, value in self.val_metrics.compute().items():
             if "/bin" not in name:
                 self.log(f"val/{name}", value.float(), prog_bar=name in BAR_METRICS)
@@ -180,6 +211,7 @@ class ZooModule(BackboneWithHead, pl.LightningModule):
         self._measure_parts("val")
 
     def on_test_epoch_end(self) -> None:
+        self.check_finite()
         self.log_dict({f"test/{name}": value.float() for name, value in self.test_metrics.compute().items()})
         self.log("test/threshold", self.threshold)
         self.test_metrics.reset()
@@ -234,6 +266,7 @@ class ZooModule(BackboneWithHead, pl.LightningModule):
         self.averaged.clear()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.check_finite(checkpoint["state_dict"])
         for name, parameter in self.named_parameters(remove_duplicate=False):
             if parameter in self.averaged:
                 checkpoint["state_dict"][name] = self.averaged[parameter]
@@ -242,6 +275,8 @@ class ZooModule(BackboneWithHead, pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if "zoo" not in checkpoint:
             raise UserError("this checkpoint was not written by `zoo fit`")
+        if names := non_finite(checkpoint["state_dict"]):
+            raise UserError(f"weights of the checkpoint are not finite ({shortened(names)}): use an earlier one")
         stored = checkpoint["zoo"]
         if added := stored["space"].get("added", 0):
             raise UserError(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args, get_type_hints
 
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 
+from zoo.core.errors import UserError
 from zoo.core.metrics import MONITOR, best_mode
 
 
@@ -60,6 +61,12 @@ class Stage:
     average_from: int | None = None
     average_every: int = 100
     dropout_in_frozen: bool = False
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(Stage).items():  # jsonargparse checks all other kinds
+            if getattr(self, name) is None and type(None) not in get_args(kind):
+                example = getattr(kind, "__name__", kind)
+                raise UserError(f"`stages.{self.name}.{name}=null` is not valid: expected {example}")
 
     def parameters(self, module: nn.Module, frozen: frozenset[str] = frozenset()) -> dict[str, nn.Parameter]:
         """Return the parameters that the stage trains, by name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ def _recorded(monkeypatch, cache):
     monkeypatch.setattr(Recorder, "visits", [])
     monkeypatch.setattr(Recorder, "kill_at", None)
     monkeypatch.setattr(Recorder, "stop_at", None)
+    monkeypatch.setattr(Recorder, "stop_by", (signal.SIGTERM,))
+    monkeypatch.setattr(Recorder, "spoil_at", None)
 
 
 @pytest.fixture

@@ -55,13 +55,16 @@ class Recorder(Callback):
     validated: ClassVar[list[dict[str, torch.Tensor]]] = []  # in each validation
     visits: ClassVar[list[tuple[str, int, int]]] = []  # of transitions: method, epoch, batches before it
     kill_at: ClassVar[int | None] = None  # the batch, of all that were recorded, in which the run ends
-    stop_at: ClassVar[int | None] = None  # the same, by SIGTERM
+    stop_at: ClassVar[int | None] = None  # the same, by a signal
+    stop_by: ClassVar[tuple[int, ...]] = (signal.SIGTERM,)
+    spoil_at: ClassVar[int | None] = None  # the batch whose optimizer step leaves a weight that is not finite
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if len(self.batches) == self.kill_at:
             raise RuntimeError("killed")
         if len(self.batches) == self.stop_at:
-            os.kill(os.getpid(), signal.SIGTERM)
+            for number in self.stop_by:
+                os.kill(os.getpid(), number)
         (optimizer,) = trainer.optimizers
         self.weights.append({name: value.clone() for name, value in pl_module.state_dict().items()})
         self.batches.append(
@@ -80,8 +83,15 @@ class Recorder(Callback):
         self.validated.append({name: value.clone() for name, value in pl_module.state_dict().items()})
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if len(self.batches) - 1 == self.spoil_at:
+            spoil(pl_module.head.classifier.weight)
         gradients = [p.grad.norm() for p in pl_module.parameters() if p.grad is not None]
         self.batches[-1]["norm"] = float(torch.stack(gradients).norm())  # after clipping
+
+
+@torch.no_grad()
+def spoil(weight):
+    weight[0, 0] = torch.inf
 
 
 def mode(part):
@@ -113,6 +123,9 @@ class Odd(Linear):
         Recorder.visits.append(("shift", ctx.epoch, len(Recorder.batches)))
         for _ in ctx.track(range(3), "shifting"):
             self.classifier.bias += 0.1 * torch.rand(self.num_labels)
+
+    def diverge(self, ctx):
+        spoil(self.classifier.weight)
 
     def few(self, targets, seed):
         return torch.arange(0, len(targets), 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -11,6 +12,7 @@ import torch
 
 from tests.cli.stages.recording import (
     BATCHES,
+    Odd,
     Recorder,
     checkpoint,
     ckpt,
@@ -23,6 +25,7 @@ from tests.cli.stages.recording import (
     with_transfer,
 )
 from tests.support.output import line_with
+from zoo.core.run_lock import lock_run
 
 # --- beginning at a stage
 
@@ -85,6 +88,16 @@ def test_a_resume_without_a_run_or_a_checkpoint_begins_one(config, go, capsys):
     assert kinds(folder) == whole  # no row of the former attempt is left
 
 
+def test_a_run_that_another_process_trains_is_refused(config, go, fails, tmp_path):
+    path = config("\n  - {name: first, epochs: 1}")
+    folder = go(path)  # which leaves no lock
+    lock = lock_run(folder)
+    given = [f"--config={path}", f"--runs={tmp_path / 'runs'}", "--name=staged", "--ckpt_path=last"]
+    fails("fit", *given, names=[folder, os.getpid(), "--ckpt_path"])
+    lock.release()
+    go(path, "--ckpt_path=last")
+
+
 def test_a_finished_run_is_only_tested_again(config, go, read_metrics):
     stages = """
   - {name: first, epochs: 1, trainable: ["head.*"], groups: {"*.bias": {lr: 0.1}}}
@@ -144,6 +157,42 @@ def test_sigterm_stops_after_a_batch_and_loses_no_row(config, go, stop, args):
     assert kinds(cut) == kinds(whole)
     assert differing(weights(whole, "last"), weights(cut, "last")) == set()
     assert differing(weights(whole, "best"), weights(cut, "best")) == set()
+
+
+@pytest.mark.kill
+def test_ctrl_c_saves_after_the_step_and_a_second_one_stops_at_once(config, go, capsys):
+    path = config()
+    whole = go(path, name="whole")
+    Recorder.batches.clear()
+    for presses, batches, step in ((1, 3, 3), (2, 2, BATCHES)):  # the last one resumes and ends an epoch
+        Recorder.stop_at, Recorder.stop_by = 2, (signal.SIGINT,) * presses
+        with pytest.raises(SystemExit) as left:
+            go(path, "--ckpt_path=last", name="cut")
+        assert left.value.code == 128 + signal.SIGINT
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        (cut,) = (path.parent / "runs" / "cut").iterdir()
+        assert checkpoint(cut, "last")["global_step"] == step
+        assert len(Recorder.batches) == batches
+        assert ("--ckpt_path last" in line_with(capsys.readouterr().err, "stopped")) == (presses == 1)
+        Recorder.batches.clear()
+    Recorder.stop_at = None
+    cut = go(path, "--ckpt_path=last", name="cut")
+    assert differing(weights(whole, "last"), weights(cut, "last")) == set()
+
+
+@pytest.mark.kill
+def test_ctrl_c_in_a_transition_stops_without_saving(config, go, monkeypatch, capsys):
+    def pressed(self, ctx):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in ctx.track(range(3), "reading"):
+            pytest.fail("it goes on")
+
+    path = config("\n  - {name: first, epochs: 1}\n  - {name: second, epochs: 1, on_enter: [double]}")
+    monkeypatch.setattr(Odd, "double", pressed)
+    with pytest.raises(SystemExit) as left:
+        go(path)
+    assert left.value.code == 128 + signal.SIGINT
+    assert "--ckpt_path last" in line_with(capsys.readouterr().err, "stopped")
 
 
 def test_the_written_config_repeats_a_staged_run(config, go, read_metrics):

@@ -41,6 +41,11 @@ def head_state(folder, name):
     ("given", "names"),
     [
         (["--trainer.max_steps=5"], ["--trainer.max_steps"]),
+        *(
+            ([f"--stages.finetune.{name}=null"], [f"--stages.finetune.{name}=null"])
+            for name in ("patience", "epochs", "trainable", "groups", "restore_best", "monitor", "average_every")
+        ),
+        (["--stages.finetune.epochs=1.5"], ["epochs", "1.5"]),
         (["--stages.finetune.lr=-1"], ["'finetune'", "learning rate"]),
         (["--stages.finetune.documents=transfer"], ["'transfer'"]),
         (["--stages.finetune.on_enter=[tail_documents]"], ["'tail_documents'", "TransitionContext"]),

@@ -28,6 +28,8 @@ class Run:
         self.accumulate, self.batches = accumulate, 0
         loop = SimpleNamespace(_should_accumulate=lambda: self.batches % accumulate > 0)
         self.trainer = SimpleNamespace(global_step=7, fit_loop=loop, state=SimpleNamespace(fn="fit"))
+        self.trainer.strategy = SimpleNamespace(reduce_boolean_decision=lambda decision, all: decision)
+        self.module.trainer = self.trainer
         self.trainer.num_training_batches, self.trainer.accumulate_grad_batches = 1000, accumulate
         stage = Stage("s", epochs=9, average_from=begin, average_every=every)
         self.schedule = SimpleNamespace(stage=stage, epoch=0, module=self.module, trainer=self.trainer)

@@ -19,6 +19,7 @@ HOME = ROOT / "zoo" / "core" / "lightning_internals.py"
 PACKAGES = ("backbones", "callbacks", "datamodules", "heads", "zoo")
 # Private attributes of other libraries, and of the zoo's own classes; none of them is Lightning's.
 ALLOWED = {
+    "_exit": "os: ends a process without cleaning up, when its parent is gone",
     "_apply": "torch: super() of a metric that keeps its precision",
     "_attn_implementation": "transformers: attention kernel of a configuration",
     "_fingerprint": "datasets: cache key",

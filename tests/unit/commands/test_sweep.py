@@ -268,7 +268,7 @@ def test_a_key_that_runs_do_not_have_falls_back_to_a_comparison_by_experiment(mo
 
     asked = []
 
-    def compare(runs, by="data,experiment"):
+    def compare(runs, by="data,experiment", partial=False):
         asked.append(by)
         if "callbacks" in by:
             raise UserError("--by: there is no 'trainer.callbacks.copies' in these runs")

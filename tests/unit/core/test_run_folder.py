@@ -103,6 +103,17 @@ def test_others_are_named_with_the_reason_and_left_out(make, tmp_path, capsys, t
         read_runs([bad])
 
 
+def test_partial_runs_are_left_out_unless_they_are_asked_for(make, tmp_path, capsys):
+    whole, part = make("a/t1", partial=[]), make("a/t2", partial=["fast_dev_run"])
+    assert [run.path for run in read_runs([tmp_path])] == [whole]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{part} (fast_dev_run)" in line
+    assert "--partial" in line
+    assert [run.path for run in read_runs([tmp_path], partial=True)] == [whole, part]
+    with pytest.raises(UserError, match="no finished run"):
+        read_runs([part])
+
+
 def test_paths_that_hold_nothing(make, tmp_path, capsys):
     folder = make()
     with pytest.raises(UserError, match="none does not exist"):
