@@ -13,6 +13,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
+from zoo.core.errors import check_low
 from zoo.core.lightning_internals import (
     callbacks_of,
     is_accumulating,
@@ -37,6 +38,7 @@ class LastCheckpoint(Checkpoint):
     """
 
     def __init__(self, every_n_train_steps: int = 0) -> None:
+        check_low(0, every_n_train_steps=every_n_train_steps)
         self.every_n_train_steps = every_n_train_steps
         self.path = Path()
         self.stop_requested = False

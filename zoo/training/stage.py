@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 
+from zoo.core.errors import check_low, check_numbers
 from zoo.core.metrics import MONITOR, best_mode
 
 
@@ -60,6 +61,15 @@ class Stage:
     average_from: int | None = None
     average_every: int = 100
     dropout_in_frozen: bool = False
+
+    def __post_init__(self) -> None:
+        def named(*names: str) -> dict[str, Any]:
+            return {f"stages.{self.name}.{name}": getattr(self, name) for name in names}
+
+        check_low(0, **named("epochs", "lr", "gradient_clip_val", "patience", "average_from"))
+        check_low(1, **named("average_every"))
+        for glob, settings in self.groups.items():
+            check_numbers(settings, f"stages.{self.name}.groups.{glob}")
 
     def parameters(self, module: nn.Module, frozen: frozenset[str] = frozenset()) -> dict[str, nn.Parameter]:
         """Return the parameters that the stage trains, by name."""

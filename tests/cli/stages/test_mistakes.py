@@ -41,7 +41,7 @@ def head_state(folder, name):
     ("given", "names"),
     [
         (["--trainer.max_steps=5"], ["--trainer.max_steps"]),
-        (["--stages.finetune.lr=-1"], ["'finetune'", "learning rate"]),
+        (["--stages.finetune.lr=-1"], ["--stages.finetune.lr=-1"]),
         (["--stages.finetune.documents=transfer"], ["'transfer'"]),
         (["--stages.finetune.on_enter=[tail_documents]"], ["'tail_documents'", "TransitionContext"]),
         (["--stages.finetune.lr"], ["--stages.finetune.lr"]),
