@@ -11,7 +11,7 @@ from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from datamodules.batch import Batch, LabelSpace
-from zoo.core.errors import UserError, check_low
+from zoo.core.errors import UserError, check_low, check_range, check_width
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,8 @@ class WordBackbone(Backbone):
     ) -> None:
         super().__init__()
         check_low(1, first=first)
+        check_width(embed_dim=embed_dim)
+        check_range(0, 1, embed_dropout=embed_dropout)
         self.first = first
         self.embedding = nn.Embedding(space.vocab_size, embed_dim, padding_idx=space.pad_id)
         with torch.no_grad():

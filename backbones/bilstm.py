@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from backbones.base import Features, WordBackbone
 from backbones.pooling import MaskedPool, Pooling
 from datamodules.batch import Batch, LabelSpace
+from zoo.core.errors import check_range, check_width
 
 
 class BiLSTM(WordBackbone):
@@ -39,6 +40,8 @@ class BiLSTM(WordBackbone):
         freeze_embedding: bool = False,
         first: int | None = None,
     ) -> None:
+        check_width(hidden=hidden)
+        check_range(0, 1, dropout=dropout)
         super().__init__(space, embed_dim, embed_dropout, freeze_embedding, first)
         self.dim = 2 * hidden
         self.forward_lstm = nn.LSTM(embed_dim, hidden, batch_first=True)

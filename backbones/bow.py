@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from backbones.base import Backbone, Features, copy_vectors
 from backbones.tfidf import TfIdf
 from datamodules.batch import Batch, LabelSpace
-from zoo.core.errors import check_low
+from zoo.core.errors import MANY, check_range, check_width
 
 
 class Bow(Backbone):
@@ -43,8 +43,9 @@ class Bow(Backbone):
         sparse: bool = False,
     ) -> None:
         super().__init__()
-        check_low(1, dim=dim, min_documents=min_documents)
-        check_low(0, blocks=blocks)
+        check_width(dim=dim)
+        check_range(0, MANY, blocks=blocks)
+        check_range(0, 1, dropout=dropout, word_dropout=word_dropout)
         self.dim, self.has_tokens = dim, tokens
         self.tfidf = TfIdf(space, min_documents, sublinear)
         self.words = nn.Embedding(space.vocab_size, dim, sparse=sparse)

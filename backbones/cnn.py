@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from backbones.base import Features, WordBackbone
 from datamodules.batch import Batch, LabelSpace
+from zoo.core.errors import MANY, WIDEST, UserError, check_range
 
 
 class CNN(WordBackbone):
@@ -41,6 +42,13 @@ class CNN(WordBackbone):
         freeze_embedding: bool = False,
         first: int | None = None,
     ) -> None:
+        if not widths:
+            raise UserError("`widths=[]` is empty: give the width of at least one filter")
+        for width in widths:
+            check_range(1, MANY, widths=width)
+        check_range(len(widths), WIDEST, dim=dim)  # each width has a filter at least
+        check_range(1, MANY, chunks=chunks)
+        check_range(0, 1, dropout=dropout)
         super().__init__(space, embed_dim, embed_dropout, freeze_embedding, first)
         self.dim, self.chunks = dim, chunks
         filters = [dim // len(widths) + (i < dim % len(widths)) for i in range(len(widths))]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from backbones.base import Backbone, Features
 from datamodules.batch import Batch, LabelSpace
-from zoo.core.errors import UserError, check_low
+from zoo.core.errors import MANY, UserError, check_range
 
 
 class PerLevel(Backbone):
@@ -28,7 +28,7 @@ class PerLevel(Backbone):
 
     def __init__(self, space: LabelSpace, encoder: Callable[[LabelSpace], Backbone], levels: int = 2) -> None:
         super().__init__()
-        check_low(1, levels=levels)
+        check_range(1, MANY, levels=levels)
         copies = [encoder(space) for _ in range(levels)]
         if copies[0].self_contained():
             raise UserError(f"PerLevel cannot copy {type(copies[0]).__name__}: use one encoder for all levels")

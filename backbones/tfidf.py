@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from datamodules.batch import Batch, LabelSpace
 from datamodules.prepare.bags import bag_width, bags
-from zoo.core.errors import UserError
+from zoo.core.errors import UserError, check_low
 
 
 class TfIdf(nn.Module):
@@ -29,6 +29,8 @@ class TfIdf(nn.Module):
 
     def __init__(self, space: LabelSpace, min_documents: int = 2, sublinear: bool = True, lead: int = 0) -> None:
         super().__init__()
+        check_low(1, min_documents=min_documents)
+        check_low(0, lead=lead)
         self.pad_id, self.vocab_size, self.lead = space.pad_id, space.vocab_size, lead
         self.min_documents, self.sublinear, self.use_idf = min_documents, sublinear, space.idf
         self.register_buffer("idf", torch.zeros(bag_width(space.vocab_size, lead)))

@@ -15,6 +15,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from zoo.core.console import is_first_process
+from zoo.core.errors import check_low
 from zoo.core.lightning_internals import (
     callbacks_of,
     is_accumulating,
@@ -55,6 +56,7 @@ class LastCheckpoint(Checkpoint):
     """
 
     def __init__(self, every_n_train_steps: int = 0) -> None:
+        check_low(0, every_n_train_steps=every_n_train_steps)
         self.every_n_train_steps = every_n_train_steps
         self.path = Path()
         self.signal_number = 0  # of the signal that asks to stop, if there was one

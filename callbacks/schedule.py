@@ -34,7 +34,7 @@ from callbacks.transition import (
 from callbacks.warmup import set_warmup_steps
 from datamodules import TextDataModule
 from zoo.core.console import note
-from zoo.core.errors import UserError
+from zoo.core.errors import UserError, check_low
 from zoo.core.lightning_internals import (
     callbacks_of,
     epochs_done,
@@ -127,6 +127,7 @@ class StageSchedule(Callback):
             data.schedule = self
         self.seed = global_seed()
         self.gradient_clip_val = trainer.gradient_clip_val
+        check_low(0, **{"trainer.gradient_clip_val": trainer.gradient_clip_val})
         self.frozen = frozenset(name for name, p in pl_module.named_parameters() if not p.requires_grad)
         check_stages([] if self.open_ended else self.stages, pl_module, self.head, self.frozen)
         if is_fast_dev_run(trainer):  # would end after the first stage

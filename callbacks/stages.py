@@ -21,16 +21,12 @@ def check_stage(stage: Stage, module: nn.Module, head: Head, frozen: frozenset[s
     where = f"stage {stage.name!r}"
     if not re.fullmatch(r"[\w-]+", stage.name) or stage.name in RESERVED:
         raise UserError(f"{where}: a name consists of letters, digits, - and _, and is not one of {sorted(RESERVED)}")
-    if stage.epochs < 0 or stage.patience < 0:
-        raise UserError(f"{where}: epochs={stage.epochs} and patience={stage.patience} cannot be negative")
     begin = stage.average_from
-    if begin is not None and (begin < 0 or begin >= stage.epochs > 0):
+    if begin is not None and begin >= stage.epochs > 0:
         raise UserError(
             f"{where}: average_from={begin} is never reached, its epochs are 0 to {stage.epochs - 1}; "
             f"`stages.{stage.name}.average_from=null` disables averaging"
         )
-    if stage.average_every < 1:
-        raise UserError(f"{where}: average_every={stage.average_every} must be at least 1 optimizer step")
     for moment, methods in (("on_enter", stage.on_enter), ("each_epoch", stage.each_epoch)):
         for method in methods:
             check_method(f"{where}, {moment}", head, method, "a TransitionContext")

@@ -7,7 +7,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from callbacks.schedule import StageSchedule
 from datamodules import TextDataModule
 from datamodules.augment import Augmentation
-from zoo.core.errors import UserError
+from zoo.core.errors import MANY, UserError, check_range
 from zoo.core.lightning_internals import callbacks_of, global_seed
 
 
@@ -33,13 +33,11 @@ class TailAugment(Callback):
         swap: float | None = 0.1,
         fraction: float = 0.1,
     ) -> None:
-        if copies < 0:
-            raise UserError(f"TailAugment: copies={copies} cannot be negative; 0 disables augmentation")
+        check_range(0, MANY, **{"TailAugment.copies": copies})
+        check_range(0, 1, **{"TailAugment.keep": keep, "TailAugment.swap": swap, "TailAugment.fraction": fraction})
         for name, value in (("keep", keep), ("swap", swap)):
-            if value is not None and not 0 < value <= 1:
-                raise UserError(f"TailAugment: {name}={value} must be above 0 and at most 1; null disables it")
-        if not 0 <= fraction <= 1:
-            raise UserError(f"TailAugment: fraction={fraction} must be between 0 and 1")
+            if value == 0:
+                raise UserError(f"`TailAugment.{name}={value}` must be above 0; null disables it")
         self.stage, self.copies, self.keep, self.swap, self.fraction = stage, copies, keep, swap, fraction
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from zoo.core.errors import UserError
+from zoo.core.errors import UserError, check_low, check_range
 
 
 class WarmupDecay(LRScheduler):
@@ -27,10 +27,8 @@ class WarmupDecay(LRScheduler):
     every_step = True  # a scheduler class with this attribute steps after each optimizer step
 
     def __init__(self, optimizer: Optimizer, warmup: float = 0.06, start: float = 1.0, end: float = 0.0) -> None:
-        if not 0 <= warmup <= 1:
-            raise ValueError(f"warmup={warmup} must be a fraction of the steps, from 0 to 1")
-        if not (0 <= start < math.inf and 0 <= end < math.inf):
-            raise ValueError(f"start={start} and end={end} must be factors of the learning rate, 0 or more")
+        check_range(0, 1, warmup=warmup)  # a share of the steps
+        check_low(0, start=start, end=end)
         self.warmup, self.start, self.end = warmup, start, end
         self.steps: int | None = None  # in the stage; known once its documents are selected
         super().__init__(optimizer)

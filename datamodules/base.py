@@ -26,8 +26,10 @@ from datamodules.prepare.vectors import WordVectors
 from datamodules.samplers import LengthBatches
 from datamodules.synthetic import SampleCorpus, sample_corpus
 from zoo.core.console import note, warn, warn_panel
-from zoo.core.errors import UserError, check_low
+from zoo.core.errors import MANY, MAX_SEED, UserError, check_low, check_range
 from zoo.core.lightning_internals import batches_to_skip, datamodule_of, epochs_done
+
+MAX_PROPENSITY_A = 10  # an exponent; papers have 0.5 to 0.6
 
 
 class Schedule(Protocol):
@@ -99,10 +101,17 @@ class TextDataModule(pl.LightningDataModule, ABC):
         cache_dir: str | None = None,
     ) -> None:
         super().__init__()
-        if not 0 < val_fraction < 1:
-            raise UserError(f"`val_fraction={val_fraction}` is not between 0 and 1")
-        check_low(1, batch_size=batch_size, eval_batch_size=eval_batch_size, max_length=max_length)
-        check_low(1, limit_train=limit_train, limit_val=limit_val)
+        check_range(0, 1, val_fraction=val_fraction)
+        if val_fraction in (0, 1):
+            raise UserError(f"`val_fraction={val_fraction}` must be between 0 and 1")
+        check_low(1, batch_size=batch_size, eval_batch_size=eval_batch_size)
+        check_low(1, max_length=max_length, limit_train=limit_train, limit_val=limit_val)
+        check_low(3, max_words=max_words)  # padding, unknown words, and a word
+        check_low(0, max_bad_rows=max_bad_rows)
+        check_range(0, MAX_PROPENSITY_A, propensity_a=propensity_a)
+        check_low(1e-6, propensity_b=propensity_b)  # added to counts, which may be 0, before a negative power
+        check_range(0, MAX_SEED, seed=seed)
+        check_range(0, MANY, num_workers=num_workers)
         self.settings = Settings(tokenizer or "word", max_length, max_words, val_fraction, limit_train, seed)
         self.batch_size, self.eval_batch_size, self.num_workers = batch_size, eval_batch_size, num_workers
         self.limit_val, self.limits, self.merge_val, self.idf = limit_val, limits, merge_val, idf

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from datamodules.prepare.corpus import SPLITS, Corpus, Source
 from datamodules.prepare.readers import Document
+from zoo.core.errors import MAX_SEED, WIDEST, check_low, check_range
 
 VERSION = 1  # part of cache keys; increase it with every change of the texts or the labels
 
@@ -202,8 +203,10 @@ class SampleCorpus:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.num_documents < 3 or self.words_per_document < 1 or self.labels_per_document < 1:
-            raise ValueError("it needs at least 3 documents, one for each split, with at least one word and one label")
+        check_low(3, num_documents=self.num_documents)  # one for each split
+        check_low(1, num_labels=self.num_labels, labels_per_document=self.labels_per_document)
+        check_range(1, WIDEST, words_per_document=self.words_per_document)
+        check_range(0, MAX_SEED, seed=self.seed)
         if self.num_labels < 2 * self.labels_per_document:
             raise ValueError(f"num_labels={self.num_labels} is too low: use at least {2 * self.labels_per_document:g}")
         if self.num_labels * MIN_MEAN_COUNT > MAX_LABELS_PER_DOCUMENT * len(self.numbers("train")):

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from backbones.base import Features
 from datamodules.batch import LabelSpace
-from heads.base import DenseHead, check_low
+from heads.base import DenseHead
 from heads.losses import MakeLoss
+from zoo.core.errors import check_range, check_width
 
 
 class Linear(DenseHead):
@@ -31,7 +32,8 @@ class Linear(DenseHead):
         loss: MakeLoss | None = None,
     ) -> None:
         super().__init__(dim, space, loss)
-        check_low(1, layers=layers, hidden=hidden)
+        check_width(layers=layers, hidden=hidden)
+        check_range(0, 1, dropout=dropout)
         self.needs_layers = layers
         self.project = nn.Linear(layers * dim, hidden) if hidden else nn.Identity()
         self.dropout = nn.Dropout(dropout)

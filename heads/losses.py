@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules.batch import LabelSpace, Targets
-from zoo.core.errors import UserError, check_range
+from zoo.core.errors import LARGEST, UserError, check_low, check_range
 
 Labels = Tensor | slice  # label of each column, (n,), or of each pair, (docs, n): an index into per-label tensors
 TINY = 1e-12
@@ -147,7 +147,7 @@ class Focal(Loss):
 
     def __init__(self, space: LabelSpace, gamma: float = 2.0, alpha: float | None = None) -> None:
         super().__init__(space)
-        check_range(0, None, gamma=gamma)
+        check_low(0, gamma=gamma)
         check_range(0, 1, alpha=alpha)
         self.gamma, self.alpha = gamma, alpha
 
@@ -176,7 +176,7 @@ class ClassBalanced(Loss):
 
     def __init__(self, space: LabelSpace, beta: float = 0.9, gamma: float = 0.0) -> None:
         super().__init__(space)
-        check_range(0, None, gamma=gamma)
+        check_low(0, gamma=gamma)
         check_range(0, 1, beta=beta)
         if beta == 1:
             raise UserError(f"`beta={beta}` is too high: it must be below 1, such as 0.9999")
@@ -207,7 +207,7 @@ class Asymmetric(Loss):
 
     def __init__(self, space: LabelSpace, gamma_pos: float = 0.0, gamma_neg: float = 4.0, margin: float = 0.05) -> None:
         super().__init__(space)
-        check_range(0, None, gamma_pos=gamma_pos, gamma_neg=gamma_neg)
+        check_low(0, gamma_pos=gamma_pos, gamma_neg=gamma_neg)
         check_range(0, 1, margin=margin)
         self.gamma_pos, self.gamma_neg, self.margin = gamma_pos, gamma_neg, margin
 
@@ -262,8 +262,9 @@ class DistributionBalanced(Loss):
         gamma: float = 0.0,
     ) -> None:
         super().__init__(space)
-        check_range(0, None, alpha=alpha, beta=beta, bias_scale=bias_scale, gamma=gamma)
-        check_range(TINY, None, neg_scale=neg_scale)
+        check_low(0, alpha=alpha, beta=beta, bias_scale=bias_scale, gamma=gamma)
+        check_range(-LARGEST, LARGEST, mu=mu)
+        check_low(TINY, neg_scale=neg_scale)
         self.alpha, self.beta, self.mu, self.neg_scale, self.gamma = alpha, beta, mu, neg_scale, gamma
         self.register_buffer("inverse", (1 / counts_of(space)).float(), persistent=False)
         self.register_buffer("shift", -bias_scale * space.prior().logit(), persistent=False)
@@ -335,7 +336,7 @@ class SquaredHinge(Loss):
 
     def __init__(self, space: LabelSpace, margin: float = 1.0) -> None:
         super().__init__(space)
-        check_range(0, None, margin=margin)
+        check_low(0, margin=margin)
         self.margin = margin
 
     def pairs(self, logits: Tensor, truth: Tensor, labels: Labels, documents: Tensor | None) -> Tensor:

@@ -13,8 +13,7 @@ from backbones.base import Features
 from datamodules.batch import LabelSpace
 from heads.attention.blockwise import Tensors
 from heads.attention.label_attention import LabelwiseHead, attend
-from heads.base import check_low
-from zoo.core.errors import UserError
+from zoo.core.errors import UserError, check_width
 
 
 class SharedNetwork(nn.Module):
@@ -43,7 +42,8 @@ class SharedNetwork(nn.Module):
 def check_hidden(hidden: Sequence[int]) -> None:
     if not hidden:
         raise UserError("`hidden=[]` is empty: give the width of at least one layer")
-    check_low(1, hidden=min(hidden))
+    for width in hidden:
+        check_width(hidden=width)
 
 
 class AttentionXML(LabelwiseHead, SharedNetwork):

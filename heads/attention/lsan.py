@@ -11,7 +11,7 @@ from backbones.base import Features
 from datamodules.batch import LabelSpace
 from heads.attention.blockwise import Tensors
 from heads.attention.label_attention import LabelwiseHead, at_least_float32, attend, attention
-from heads.base import check_low
+from zoo.core.errors import check_width
 
 
 class LSAN(LabelwiseHead):
@@ -45,7 +45,7 @@ class LSAN(LabelwiseHead):
         **common: Any,
     ) -> None:
         super().__init__(dim, space, **common)
-        check_low(1, attention_dim=attention_dim, hidden=hidden)
+        check_width(attention_dim=attention_dim, hidden=hidden)
         self.normalize = normalize
         self.inner = nn.Linear(dim, attention_dim, bias=False)  # W1
         self.query = nn.Parameter(torch.empty(space.num_labels, attention_dim))  # W2

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from heads.base import check_low
-from zoo.core.errors import UserError
+from zoo.core.errors import UserError, check_low, check_range
 
 SAMPLE = 100_000  # pairs that the feature statistics are estimated from
 
@@ -113,9 +112,10 @@ class PVAETraining:
 
     def __post_init__(self) -> None:
         check_low(1, **{f"pvae.{name}": getattr(self, name) for name in ("epochs", "batch_size", "patience")})
-        check_low(0, **{"pvae.kl_weight": self.kl_weight, "pvae.held_out": self.held_out})
+        check_low(0, **{"pvae.kl_weight": self.kl_weight})
+        check_range(0, 1, **{"pvae.held_out": self.held_out})
         check_low(1e-9, **{"pvae.lr": self.lr})
-        if self.held_out >= 1:
+        if self.held_out == 1:
             raise UserError(f"`pvae.held_out={self.held_out}` is too high: it must be below 1")
 
 

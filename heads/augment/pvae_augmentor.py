@@ -16,8 +16,8 @@ from heads.attention.label_attention import LabelwiseHead, attend, attend_pairs
 from heads.augment.contrastive import PscScale, contrastive_loss, psc_factor
 from heads.augment.feature_bank import FeatureBank
 from heads.augment.pvae import PVAE, Pairs, PVAETraining, train_pvae
-from heads.base import TransitionContext, check_low
-from zoo.core.errors import UserError
+from heads.base import TransitionContext
+from zoo.core.errors import MANY, UserError, check_low, check_range, check_width
 
 DRAWS = 256  # generated features per label in the diagnostics
 
@@ -91,10 +91,11 @@ class PvaeAugmentor(LabelwiseHead):
         **common: Any,
     ) -> None:
         super().__init__(dim, space, **common)
-        check_low(1, feat_dim=feat_dim, head_count=head_count, pvae_hidden=pvae_hidden, latent=latent)
-        check_low(1, psc_every=psc_every)
-        check_low(0, psc_weight=psc_weight, psc_start=psc_start, samples=samples, augment_weight=augment_weight)
-        check_low(0, bank_memory=bank_memory)
+        check_width(feat_dim=feat_dim, pvae_hidden=pvae_hidden, latent=latent)
+        check_low(1, head_count=head_count, psc_every=psc_every)
+        check_low(0, psc_weight=psc_weight, psc_start=psc_start, augment_weight=augment_weight)
+        check_range(0, MANY, samples=samples)
+        check_range(0, 1e15, bank_memory=bank_memory)
         check_low(1e-6, temperature=temperature)
         self.num_documents, self.restart = space.num_documents, restart
         self.psc_weight, self.psc_scale, self.temperature = psc_weight, psc_scale, temperature

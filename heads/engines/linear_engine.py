@@ -13,9 +13,9 @@ from torch import Tensor
 from backbones.base import Features
 from backbones.tfidf import TfIdf
 from datamodules.batch import LabelSpace, Targets
-from heads.base import Head, Ranking, TransitionContext, check_low
+from heads.base import Head, Ranking, TransitionContext
 from heads.tree.label_tree import label_matrix
-from zoo.core.errors import UserError
+from zoo.core.errors import UserError, check_low
 
 Kind = Literal["tfidf", "dense", "both"]
 
@@ -60,8 +60,6 @@ class LinearEngine(Head):
         dense_weight: float = 1.0,
     ) -> None:
         super().__init__(dim, space)
-        check_low(1, min_documents=min_documents)
-        check_low(0, lead=lead)
         check_low(1e-9, dense_weight=dense_weight)
         if features not in get_args(Kind):
             raise UserError(f"`features={features}` is none of {', '.join(get_args(Kind))}")

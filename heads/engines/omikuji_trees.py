@@ -22,13 +22,13 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from datamodules.batch import LabelSpace
-from heads.base import Ranking, TransitionContext, check_low
+from heads.base import Ranking, TransitionContext
 from heads.engines.cbor import read_cbor
 from heads.engines.linear_engine import LinearEngine
 from heads.engines.processes import Workers
 from heads.engines.sparse_text import write_documents
 from zoo.core.cores import available_cores
-from zoo.core.errors import UserError
+from zoo.core.errors import MANY, UserError, check_low, check_range
 from zoo.core.extras import missing_extra
 
 MODEL = "model"  # folder name
@@ -69,7 +69,8 @@ class Parabel(LinearEngine):
         **words: Any,
     ) -> None:
         super().__init__(dim, space, **words)
-        check_low(1, trees=trees, beam=beam, max_depth=max_depth)
+        check_low(1, beam=beam)
+        check_range(1, MANY, trees=trees, max_depth=max_depth)
         check_low(max(self.clusters, 2), max_leaf=max_leaf)  # a cluster needs as many labels as children
         check_low(1e-9, cost=cost)
         check_low(0, prune=prune)

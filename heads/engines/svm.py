@@ -14,11 +14,11 @@ from scipy.sparse import csc_array, csr_array, csr_matrix
 from torch import Tensor
 
 from datamodules.batch import LabelSpace
-from heads.base import Ranking, TransitionContext, check_low, probabilities, top_labels
+from heads.base import Ranking, TransitionContext, probabilities, top_labels
 from heads.engines.linear_engine import LinearEngine
 from heads.engines.processes import Workers
 from zoo.core.cores import available_cores
-from zoo.core.errors import UserError, first_line
+from zoo.core.errors import MANY, UserError, check_low, check_range, first_line
 from zoo.core.extras import missing_extra
 from zoo.core.ragged import Lists
 
@@ -60,7 +60,7 @@ class OneVsRestSvm(LinearEngine):
         super().__init__(dim, space, **words)
         check_low(1e-9, cost=cost, slope=slope)
         check_low(0, prune=prune, normalize=normalize)
-        check_low(1, workers=workers)
+        check_range(1, MANY, workers=workers)
         self.cost, self.prune, self.slope, self.workers, self.normalize = cost, prune, slope, workers, normalize
         self.settings |= {"cost": cost, "prune": prune, "slope": slope, "workers": workers, "normalize": normalize}
         self.weights: csr_array | None = None  # (vocabulary, num_labels)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
-from heads.base import Head, Ranking, check_low, probabilities, top_candidates, top_labels
+from heads.base import Head, Ranking, probabilities, top_candidates, top_labels
 from heads.losses import BCE, MakeLoss
-from zoo.core.errors import UserError
+from zoo.core.errors import UserError, check_range, check_width
 
 MAX_PRIOR = 0.99  # bound of initial probabilities: a sigmoid closer to 1 learns slowly
 
@@ -47,7 +47,8 @@ class AdaptiveClusters(Head):
     ) -> None:
         super().__init__(dim, space)
         self.criterion = (loss or BCE)(space)
-        check_low(1, shrink=shrink, hidden=hidden)
+        check_width(shrink=shrink, hidden=hidden)
+        check_range(0, 1, dropout=dropout)
         self.bounds = label_bounds(cutoffs, space.num_labels)
         width, sizes = hidden or dim, [high - low for low, high in pairwise(self.bounds)]
         widths = [width // shrink**n for n in range(1, len(sizes))]
@@ -120,7 +121,7 @@ def label_bounds(cutoffs: Sequence[int | float], num_labels: int) -> list[int]:
     """First label of each cluster, and the number of labels at the end."""
     setting, bounds = f"`cutoffs={list(cutoffs)}`", [0]
     for cutoff in cutoffs:
-        if not cutoff > 0 or (cutoff > 1 and cutoff % 1 != 0):
+        if isinstance(cutoff, str) or not cutoff > 0 or (cutoff > 1 and cutoff % 1 != 0):
             raise UserError(f"{setting}: {cutoff} is neither a share of the labels below 1 nor a label number")
         bounds.append(int(cutoff) if cutoff >= 1 else math.floor(cutoff * num_labels + 1e-9))
     bounds.append(num_labels)

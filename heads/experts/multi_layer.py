@@ -16,9 +16,9 @@ from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
 from heads.attention.blockwise import Tensors
 from heads.attention.label_attention import LabelwiseHead, attend, attend_pairs, attention, labelwise_loss
-from heads.base import Ranking, TransitionContext, check_low, ranked
+from heads.base import Ranking, TransitionContext, ranked
 from heads.tail.calibration import mean_of_sigmoids
-from zoo.core.errors import UserError
+from zoo.core.errors import MANY, UserError, check_low, check_range, check_width
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,14 @@ class ExpertSettings:
     @property
     def layers(self) -> tuple[int, ...]:
         return (self.layer, *self.further_layers)
+
+    def __post_init__(self) -> None:
+        check_range(-MANY, MANY, layer=self.layer)
+        for layer in self.further_layers:
+            check_range(-MANY, MANY, further_layers=layer)
+        if 0 in self.layers:
+            name = "further_layers" if self.layer else "layer"
+            raise UserError(f"`experts`: `{name}=0` does not exist; the first is 1, the last -1")
 
     @property
     def name(self) -> str:
@@ -169,8 +177,9 @@ class Experts(LabelwiseHead):
         **common: Any,
     ) -> None:
         super().__init__(dim, space, **common)
-        check_low(0, diversity=diversity, max_kl=max_kl, dropout=dropout)
-        check_low(1, hidden=hidden)
+        check_low(0, diversity=diversity, max_kl=max_kl)
+        check_range(0, 1, dropout=dropout)
+        check_width(hidden=hidden)
         self.parts = tuple(expert.name for expert in experts)
         check_experts(experts)
         self.objective, self.diversity, self.max_kl = objective, diversity, max_kl
@@ -285,8 +294,6 @@ def check_experts(experts: Sequence[ExpertSettings]) -> None:
         raise UserError(f"`experts` must be distinct, and at least one: got {names}")
     if any(expert.further_layers and expert.kind != "cls" for expert in experts):
         raise UserError("`experts`: `further_layers` needs `kind=cls`; label attention reads one layer")
-    if any(0 in expert.layers for expert in experts):
-        raise UserError("`experts`: layer 0 does not exist; the first is 1, the last -1")
 
 
 def joined(parts: Sequence[Tensors]) -> Tensors:

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
-from heads.base import DenseHead, TransitionContext, check_low
+from heads.base import DenseHead, TransitionContext
 from heads.losses import MakeLoss
+from zoo.core.errors import check_low, check_range, check_width
 
 
 class BBN(DenseHead):
@@ -43,7 +44,9 @@ class BBN(DenseHead):
         loss: MakeLoss | None = None,
     ) -> None:
         super().__init__(dim, space, loss)
-        check_low(1, hidden=hidden, epochs=epochs)
+        check_width(hidden=hidden)
+        check_low(1, epochs=epochs)
+        check_range(0, 1, dropout=dropout)
         self.epochs, self.weight, self.num_documents = epochs, weight, space.num_documents
         self.even, self.reversed = (nn.Sequential(nn.Linear(dim, hidden), nn.ReLU()) for _ in range(2))
         self.dropout = nn.Dropout(dropout)

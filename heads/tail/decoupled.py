@@ -11,11 +11,11 @@ from torch import Tensor
 from backbones.base import Features
 from backbones.per_level import PerLevel
 from datamodules.batch import LabelSpace, Targets
-from heads.base import Head, Ranking, TransitionContext, check_low
+from heads.base import Head, Ranking, TransitionContext
 from heads.tail.calibration import fit_sigmoid, logits_of
 from heads.tail.label_subset import LabelSubset
 from heads.tail.rankings import relevant, sort_by_score, truncate
-from zoo.core.errors import UserError
+from zoo.core.errors import UserError, check_low, check_range, check_width
 
 HEAD, TAIL = "head", "tail"
 
@@ -63,9 +63,8 @@ class Decoupled(Head):
         calibrate: bool = True,
     ) -> None:
         super().__init__(dim, space)
-        if not 0 <= fraction <= 1:
-            raise UserError(f"`fraction={fraction}` is not between 0 and 1")
-        check_low(1, candidates=candidates)
+        check_range(0, 1, fraction=fraction)
+        check_width(candidates=candidates)
         check_low(0, tail_labels=tail_labels)
         self.candidates, self.stages = candidates, {head_stage: HEAD, tail_stage: TAIL}
         self.raw_scores = not calibrate

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
-from heads.base import Head, Ranking, check_low
-from zoo.core.errors import UserError
+from heads.base import Head, Ranking
+from zoo.core.errors import UserError, check_width
 from zoo.core.metrics import CORPUS_METRICS, DOCUMENT_METRICS, RANKING_METRICS, RankedDocuments
 from zoo.core.ragged import Lists
 
@@ -27,7 +27,7 @@ class CandidateHead(Head):
 
     def __init__(self, dim: int, space: LabelSpace, inner: Callable[[int, LabelSpace], Head], candidates: int) -> None:
         super().__init__(dim, space)
-        check_low(1, candidates=candidates)
+        check_width(candidates=candidates)
         self.inner, self.candidates = inner(dim, space), candidates
         self.needs_tokens, self.needs_layers = self.inner.needs_tokens, self.inner.needs_layers
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from heads.base import TransitionContext, check_low
+from heads.base import TransitionContext
 from heads.tail.ranknet import RankNet, Scale, margin_sums, population_sums
-from zoo.core.errors import UserError
+from zoo.core.errors import UserError, check_low, check_range
 
 MARGINS: dict[Scale, float] = {"log_probabilities": 0.25, "logits": 1.0, "probabilities": 0.1}  # defaults of c
 
@@ -60,8 +60,9 @@ class RankNetTraining:
         check_low(1, **{f"ranknet.{name}": getattr(self, name) for name in whole})
         check_low(0, **{f"ranknet.{name}": getattr(self, name) for name in least})
         check_low(1e-9, **{f"ranknet.{name}": getattr(self, name) for name in ("lr", "exponent_lr")})
-        if not 0 <= self.held_back < 1:
-            raise UserError(f"`ranknet.held_back={self.held_back}` is not between 0 and 1")
+        check_range(0, 1, **{"ranknet.held_back": self.held_back})
+        if self.held_back == 1:
+            raise UserError("`ranknet.held_back=1` is too high: it must be below 1")
 
 
 class Candidates(NamedTuple):

@@ -10,15 +10,16 @@ from torch import Tensor
 
 from backbones.base import Features
 from datamodules.batch import Batch, LabelSpace, Targets
-from heads.base import Head, Ranking, TransitionContext, check_low
+from heads.base import Head, Ranking, TransitionContext
 from heads.tail.calibration import NEAR, SMALLEST, logits_of
 from heads.tail.propensity import EPSILON, GRID, as_probabilities, best_exponent, by_propensity, exponent_sums
 from heads.tail.rankings import CandidateHead, parse_metric, relevant, sort_by_score, truncate
 from heads.tail.ranknet import Form, RankNet, Scale
 from heads.tail.ranknet_training import MARGINS, Candidates, RankNetTraining, train_ranknet
-from zoo.core.errors import UserError
+from zoo.core.errors import MANY, UserError, check_range, check_width
 
-MANY = 50_000  # number of labels from which the network is narrow, with sparse gradients
+MAX_EXPONENT = 10  # beyond it, powers of inverse propensities overflow
+MANY_LABELS = 50_000  # number of labels from which the network is narrow, with sparse gradients
 STEP = 2**14  # documents per all-reduce of scores
 
 
@@ -94,11 +95,14 @@ class Rerank(CandidateHead):
         measure_inner: bool = True,
     ) -> None:
         super().__init__(dim, space, inner, candidates)
-        check_low(1, width=width)
-        check_low(0, blocks=blocks, exponent=exponent, allowed_loss=allowed_loss)
-        check_low(2, folds=folds)
-        if not 0 < held_out < 1:
-            raise UserError(f"`held_out={held_out}` is not between 0 and 1")
+        check_width(width=width)
+        check_range(0, MANY, blocks=blocks)
+        check_range(0, MAX_EXPONENT, exponent=exponent)
+        check_range(-MAX_EXPONENT, MAX_EXPONENT, learned_exponent=learned_exponent)
+        check_range(0, 1, allowed_loss=allowed_loss, held_out=held_out)
+        check_range(2, MANY, folds=folds)
+        if held_out in (0, 1):
+            raise UserError(f"`held_out={held_out}` must be between 0 and 1")
         if on == "probabilities" and learned_exponent is not None:
             raise UserError(
                 f"`on=probabilities` has no term a ln r: give `learned_exponent=null` instead of {learned_exponent}"
@@ -112,7 +116,7 @@ class Rerank(CandidateHead):
         self.folds, self.held_out = folds, held_out
         self.training_settings, self.allowed_loss = ranknet or RankNetTraining(), allowed_loss
         self.metrics = parse_metric(gain, "gain"), parse_metric(keep, "keep")
-        many = space.num_labels - space.added >= MANY  # the tables keep their width when labels are added
+        many = space.num_labels - space.added >= MANY_LABELS  # the tables keep their width when labels are added
         inverse = space.inverse_propensity()[: space.num_labels].float()
         self.net = RankNet(inverse, width or (64 if many else 256), blocks, many, on, network, learned_exponent)
         self.net.requires_grad_(False)

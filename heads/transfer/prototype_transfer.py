@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
-from heads.base import DenseHead, Ranking, TransitionContext, check_low, ranked
+from heads.base import DenseHead, Ranking, TransitionContext, ranked
 from heads.losses import BCE, MakeLoss
 from heads.tail.calibration import mean_of_sigmoids
 from heads.transfer.transfer_map import (
@@ -25,7 +25,7 @@ from heads.transfer.transfer_map import (
     solve_adam,
     solve_ridge,
 )
-from zoo.core.errors import UserError
+from zoo.core.errors import MANY, UserError, check_low, check_range, check_width
 
 UNTRAINED = -30.0  # logit of tail labels before the transfer
 
@@ -110,12 +110,12 @@ class PrototypeTransfer(DenseHead):
     ) -> None:
         super().__init__(dim, space, loss)
         self.make_loss: MakeLoss = loss or BCE
-        check_low(1, hidden=hidden, tail_count=tail_count, shots=shots, draws=draws)
-        check_low(1, members=members, adam_epochs=adam_epochs)
-        check_low(0, tail_labels=tail_labels, mix=mix, attention_weight=attention_weight)
+        check_width(hidden=hidden, shots=shots, draws=draws)
+        check_low(1, tail_count=tail_count, adam_epochs=adam_epochs)
+        check_range(1, MANY, members=members)
+        check_low(0, tail_labels=tail_labels, mix=mix)
+        check_range(0, 1, attention_weight=attention_weight)
         check_low(1e-9, ridge=ridge, adam_lr=adam_lr, temperature=temperature, scale=scale)
-        if attention_weight > 1:
-            raise UserError(f"`attention_weight={attention_weight}` is too high: the highest is 1")
         self.hidden, self.shots, self.draws, self.members, self.mix = hidden, shots, draws, members, mix
         self.solver, self.ridge, self.adam_lr, self.adam_epochs = solver, ridge, adam_lr, adam_epochs
         self.attention, self.temperature, self.attention_weight = attention, temperature, attention_weight

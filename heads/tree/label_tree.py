@@ -16,7 +16,6 @@ from torch import Tensor
 
 from backbones.tfidf import unit_segments
 from datamodules.batch import Targets
-from heads.base import check_low
 from zoo.core.cores import available_cores
 from zoo.core.errors import UserError
 
@@ -37,8 +36,6 @@ def level_widths(num_labels: int, clusters: int | None, max_leaf: int, height: i
     Algorithm 1 of You et al. 2019, "AttentionXML": keep the parents of the labels in a binary tree and, up to `height`
     levels in all, every log2(`fanout`)-th level above them.
     """
-    check_low(1, **{"tree.max_leaf": max_leaf, "tree.height": height})
-    check_low(2, **{"tree.fanout": fanout})
     if fanout.bit_count() != 1:
         raise UserError(f"`tree.fanout={fanout}` is not a power of two")
     if num_labels < 2:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from datamodules.batch import LabelSpace
-from heads.base import check_low
 from heads.tree.candidates import DotLevel, Level
 from heads.tree.plt import TreeHead
+from zoo.core.errors import check_range, check_width
 
 
 class LightXML(TreeHead):
@@ -30,7 +30,8 @@ class LightXML(TreeHead):
         self, dim: int, space: LabelSpace, layers: int = 1, hidden: int = 300, dropout: float = 0.5, **common: Any
     ) -> None:
         super().__init__(dim, space, **common)
-        check_low(1, layers=layers, hidden=hidden)
+        check_width(layers=layers, hidden=hidden)
+        check_range(0, 1, dropout=dropout)
         self.needs_layers, self.hidden, self.dropout = layers, hidden, dropout
         self.prior, self.positives = space.prior(), sum(space.counts) / max(space.num_documents, 1)
         self.add_trees()

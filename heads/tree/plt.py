@@ -17,12 +17,12 @@ from backbones.tfidf import tfidf
 from datamodules.batch import LabelSpace, Targets
 from heads.attention.attentionxml import check_hidden
 from heads.attention.label_attention import attention
-from heads.base import Head, Ranking, TransitionContext, check_low, top_candidates
+from heads.base import Head, Ranking, TransitionContext, top_candidates
 from heads.losses import BCE, MakeLoss
 from heads.tree.candidates import AttentionLevel, Level
 from heads.tree.label_tree import balanced_clusters, level_widths, pifa
 from heads.tree.search import LabelTree, averaged, likely
-from zoo.core.errors import UserError
+from zoo.core.errors import MANY, WIDEST, UserError, check_low, check_range
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,12 @@ class TreeSettings:
     height: int = 1
     fanout: int = 8
     count: int = 1
+
+    def __post_init__(self) -> None:
+        check_range(2, WIDEST, **{"tree.fanout": self.fanout})
+        check_range(1, MANY, **{"tree.height": self.height, "tree.count": self.count})
+        check_low(2, **{"tree.clusters": self.clusters})
+        check_low(1, **{"tree.max_leaf": self.max_leaf})
 
 
 class TreeHead(Head):
@@ -78,7 +84,6 @@ class TreeHead(Head):
         self.criterion, self.use_idf = (loss or BCE)(space), space.idf
         self.shape = shape = tree or TreeSettings()
         check_low(1, beam=beam)
-        check_low(1, **{"tree.count": shape.count})
         check_low(0, cluster_weight=cluster_weight, path_weight=path_weight, sparse_above=sparse_above)
         self.beam, self.cluster_weight, self.sparse_above = beam, cluster_weight, sparse_above
         self.path_weight = path_weight

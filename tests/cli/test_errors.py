@@ -69,13 +69,20 @@ def test_broken_yaml(fails, tiny):
         ("--model.depth=2", "--model.depth=2"),
         ("--model.optimizer.lr=-1", "learning rate"),
         ("--model.backbone.dropout=2", "dropout"),
-        ("--model.backbone.hidden=-1", "hidden_size"),
+        ("--model.backbone.hidden=-1", "--model.backbone.hidden=-1"),
         ("--trainer.overfit_batches=2", "--data.limit_train"),
         ("--trainer.devices=0", "devices"),
         ("--trainer.devices=999", "ZOO_OVERSUBSCRIBE=1"),
         ("--trainer.precision=bf16-true", "--trainer.precision=bf16-true"),
         ("--trainer.precision=64-true", "--trainer.precision=64-true"),
         ("--name=../elsewhere", "../elsewhere"),
+        ("--name=..", "--name='..'"),
+        ("--best.filename=../../x", "../../x"),
+        ("--seed_everything=-1", "seed_everything=-1"),
+        ("--seed_everything=4294967296", "seed_everything=4294967296"),
+        ("--trainer.gradient_clip_val=-1", "--trainer.gradient_clip_val=-1"),
+        ("--model.optimizer.lr=.inf", "--model.optimizer.lr=inf"),
+        ("--model.head=DenseHead", "abstract"),
         ("--best.monitor=val/nothing", "val/nothing"),
     ],
 )
@@ -84,6 +91,14 @@ def test_a_wrong_setting_is_named(fails, tiny, tmp_path, monkeypatch, argument, 
     given = ["--config", str(tiny), f"--runs={tmp_path / 'runs'}", "--wandb.mode=disabled", argument]
     line = fails("fit", *given, names=[words])
     assert len(line) < 500
+
+
+@pytest.mark.parametrize("code", ["class X(", "raise RuntimeError('boom')", "import nothing_there"])
+def test_a_module_that_fails_at_import_is_named(fails, tiny, tmp_path, monkeypatch, code):
+    name = f"broken_{len(code)}"
+    (tmp_path / f"{name}.py").write_text(f"{code}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    fails("fit", "--config", str(tiny), f"--model.head={name}.X", names=[name])
 
 
 def test_missing_corpus_says_where_it_looked_and_how_to_get_it(fails, tiny, tmp_path, monkeypatch):

@@ -15,6 +15,8 @@ from zoo.analysis.pairs import read_tested
 from zoo.analysis.pictures import bins, of_run, tail_f1
 from zoo.analysis.tables import comparison_sheets
 from zoo.analysis.tail import tail_pair
+from zoo.core.console import note
+from zoo.core.errors import first_line
 from zoo.core.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -43,7 +45,12 @@ def make_page(runs: Sequence[RunFolder]) -> Page:
     titled = []
     for run, title, slug in zip(runs, titles, slugs[-len(titles) :], strict=True):
         evidence = Evidence.load(run)
-        titled.append(TitledRun(run, title, slug, evidence, of_run(run, evidence)))
+        try:
+            figures = of_run(run, evidence)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of a damaged or a stranger's file
+            note(f"{run.path}: its pictures cannot be drawn: {first_line(error)}")
+            figures, evidence = {}, None
+        titled.append(TitledRun(run, title, slug, evidence, figures))
     groups = {name: [one for one in titled if one.run.data == name] for name in data}
     return Page(
         "Report of runs" if len(runs) > 1 else f"Report of {titles[0]}",

@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from zoo.core.console import note
-from zoo.core.errors import UserError, did_you_mean
+from zoo.core.errors import UserError, did_you_mean, printable
 from zoo.core.metrics import COSTS, HEADLINE_METRICS, is_better_when_higher
 from zoo.core.run_folder import FACTS, RunFolder
 
@@ -180,7 +180,7 @@ def every_metric(runs: Iterable[RunFolder]) -> list[str]:
 
 def shown(value: Any) -> str:
     """A setting as it is written on the command line."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
 
 
 def note_mixed(rows: Iterable[ComparedRuns], by: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from zoo.core.console import note
+from zoo.core.errors import first_line
 from zoo.core.run_folder import EVIDENCE, LABELS, RunFolder
 
 
@@ -61,22 +62,47 @@ class Evidence:
         arrays = run.read_evidence()
         if arrays is None:
             return None
+        try:
+            found = cls._of_arrays(arrays)
+            found.check_shapes()
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            note(f"{run.path}: {EVIDENCE} cannot be read ({first_line(error)}) and is ignored")
+            return None
+        if not found.is_within(len(run.label_names)):
+            note(f"{run.path}: ignoring {EVIDENCE}, which does not match {LABELS}")
+            return None
+        return found
+
+    @classmethod
+    def _of_arrays(cls, arrays: dict[str, np.ndarray]) -> Evidence:
         texts = json.loads(str(arrays.pop("texts")))
         points = {name: arrays.pop(f"points_{name}", None) for name in ("values", "labels", "generated")}
         examples = [
             Example(**content | {"attention": {int(label): w for label, w in content["attention"].items()}})
             for content in texts["examples"]
         ]
-        found = cls(
+        return cls(
             **arrays,
             points=None if points["values"] is None else Points(**points),  # type: ignore[arg-type]
             experts=tuple(texts["experts"]),
             examples=tuple(examples),
         )
-        if not found.is_within(len(run.label_names)):
-            note(f"{run.path}: ignoring {EVIDENCE}, which does not match {LABELS}")
-            return None
-        return found
+
+    def check_shapes(self) -> None:
+        """Refuse arrays of other shapes or kinds than `save` writes."""
+        sizes = {"norms": 1, "correlated": 1, "correlation": 2, "divergence": 2}
+        arrays = {name: (getattr(self, name), size) for name, size in sizes.items()}
+        if self.points is not None:
+            shapes = {"values": 2, "labels": 1, "generated": 1}
+            arrays |= {f"points_{name}": (getattr(self.points, name), size) for name, size in shapes.items()}
+            if len({len(getattr(self.points, name)) for name in shapes}) > 1:
+                raise ValueError("points differ in number")
+        for name, (array, size) in arrays.items():
+            if array is not None and (array.ndim != size or array.dtype.kind not in "biuf"):
+                raise ValueError(f"{name} is not an array of {size} dimensions")
+        square = [(self.correlation, self.correlated), (self.divergence, self.experts)]
+        if any(m is not None and m.shape != (len([] if n is None else n),) * 2 for m, n in square):
+            raise ValueError("a matrix does not fit its rows")
 
     def is_within(self, num_labels: int) -> bool:
         """Whether all label indices are below `num_labels`."""

@@ -14,8 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from zoo.analysis.templating import render
+from zoo.core.errors import printable
 
 WIDTH = 100_000  # characters; lines are never wrapped or truncated
+FORMULA = ("=", "+", "-", "@")  # first characters of a formula
 MARKDOWN_SIGNS = str.maketrans({sign: f"\\{sign}" for sign in "\\|*_`<>[]"} | {"\n": " "})
 
 
@@ -45,7 +47,7 @@ def to_terminal(sheets: Iterable[Sheet]) -> str:
     for sheet in sheets:
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
         for place, name in enumerate(sheet.header):
-            table.add_column(name, justify="left" if place < sheet.texts else "right", no_wrap=True)
+            table.add_column(Text(in_one_line(name)), justify="left" if place < sheet.texts else "right", no_wrap=True)
         for row in sheet.rows:
             table.add_row(*(Text(in_one_line(cell.text), "bold" if cell.is_bold else "") for cell in row))
         if sheet.published:
@@ -55,13 +57,13 @@ def to_terminal(sheets: Iterable[Sheet]) -> str:
         console.print(Text(in_one_line(sheet.title), "bold"))
         console.print(table)
         if sheet.about:
-            console.print(Text(sheet.about))
+            console.print(Text(in_one_line(sheet.about)))
         console.print()
     return "".join(f"{line.rstrip()}\n" for line in target.getvalue().rstrip().splitlines())
 
 
 def in_one_line(text: str) -> str:
-    return " ".join(text.splitlines())
+    return printable(" ".join(text.splitlines()))
 
 
 def to_markdown(sheets: Iterable[Sheet]) -> str:
@@ -72,20 +74,23 @@ def markdown_lines(sheet: Sheet) -> str:
     def line(cells: Iterable[str]) -> str:
         return f"| {' | '.join(cells)} |"
 
+    def written(text: str) -> str:
+        return in_one_line(text).translate(MARKDOWN_SIGNS)
+
     def escaped(cell: Cell) -> str:
-        text = cell.text.translate(MARKDOWN_SIGNS)
+        text = written(cell.text)
         return f"**{text}**" if cell.is_bold else text
 
     marks = ["---" if place < sheet.texts else "---:" for place in range(len(sheet.header))]
     lines = [
-        f"### {sheet.title.translate(MARKDOWN_SIGNS)}",
+        f"### {written(sheet.title)}",
         "",
-        line(name.translate(MARKDOWN_SIGNS) for name in sheet.header),
+        line(map(written, sheet.header)),
         line(marks),
         *(line(map(escaped, row)) for row in sheet.rows),
         *(line(f"*{escaped(cell)}*" if cell.text else "" for cell in row) for row in sheet.published),
         "",
-        *([sheet.about.translate(MARKDOWN_SIGNS), ""] if sheet.about else []),
+        *([written(sheet.about), ""] if sheet.about else []),
     ]
     return "".join(f"{one}\n" for one in lines)
 
@@ -99,6 +104,16 @@ def to_csv(records: Sequence[dict[str, str]]) -> str:
     names = list(dict.fromkeys(name for record in records for name in record))
     target = io.StringIO(newline="")
     writer = csv.DictWriter(target, fieldnames=names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
+    writer.writerow({name: csv_cell(name) for name in names})
+    writer.writerows({name: csv_cell(text) for name, text in record.items()} for record in records)
     return target.getvalue()
+
+
+def csv_cell(text: str) -> str:
+    """A text that a spreadsheet does not take for a formula; numbers stay as they are."""
+    text = in_one_line(text)
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}" if text.lstrip().startswith(FORMULA) else text
+    return text

@@ -10,7 +10,7 @@ from zoo.analysis.sheets import to_csv, to_html, to_markdown, to_terminal
 from zoo.analysis.tables import comparison_sheets, pair_records, pair_sheet, records
 from zoo.commands.output import opened_output
 from zoo.core.console import note
-from zoo.core.errors import UserError, check_low
+from zoo.core.errors import MAX_SEED, UserError, check_range
 from zoo.core.metrics import averaged_over_all
 from zoo.core.run_folder import LABELS, RunFolder, read_runs
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Format = Literal["table", "markdown", "csv", "html"]
 FORMATS: dict[str, Format] = {".md": "markdown", ".csv": "csv", ".html": "html"}
+MAX_SAMPLES = 10**6  # of the bootstrap
 TITLE = "Comparison of runs"
 
 
@@ -61,8 +62,8 @@ def compare(
         zoo compare runs --significance --out table.md
     """
     kind = choose_format(format, out)
-    check_low(1, samples=samples)
-    check_low(0, seed=seed)
+    check_range(1, MAX_SAMPLES, samples=samples)
+    check_range(0, MAX_SEED, seed=seed)
     names = None if columns is None else split_names("columns", columns)
     every = ["all"] if kind == "csv" else None
     if absent == "zero" and (significance or against is not None):

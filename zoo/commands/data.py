@@ -18,7 +18,7 @@ from datamodules.tools.statistics import compare as compare_published
 from zoo.commands.find_corpus import find_corpus, find_named, location_of, named_corpora, published
 from zoo.commands.output import opened_output, plain_console
 from zoo.core.console import note
-from zoo.core.errors import UserError
+from zoo.core.errors import UserError, check_low, check_range, printable
 
 MIN_NEAR = 0.5  # below this similarity most documents resemble most others
 
@@ -155,6 +155,7 @@ def convert(
         zoo data convert train.csv train.jsonl
         zoo data convert my_corpus/ converted/ --format .parquet
     """
+    check_low(0, max_bad_rows=max_bad_rows)
     corpus = find_corpus(source, Format(text_column, label_column, id_column, label_sep), max_bad_rows)
     is_file, place = Path(source).expanduser().is_file(), Path(target).expanduser()
     if is_file and format is not None:
@@ -194,7 +195,8 @@ def check(
         zoo data check my_corpus/
         zoo data check my_corpus/ --near 0.8 --json
     """
-    if near and not MIN_NEAR <= near <= 1:
+    check_range(0, 1, near=near)
+    if 0 < near < MIN_NEAR:
         raise UserError(f"`near={near}` is neither 0 nor between {MIN_NEAR} and 1")
     corpus = find_corpus(path, Format(text_column, label_column, id_column, label_sep))
     problems = Check(corpus, near).run()
@@ -202,15 +204,17 @@ def check(
         print_json({"corpus": corpus.name, "problems": [asdict(problem) for problem in problems]})
     else:
         console = plain_console()
-        console.print(f"{corpus.name}: {f'{len(problems)} problems' if problems else 'no problems'}")
+        console.print(f"{printable(corpus.name)}: {f'{len(problems)} problems' if problems else 'no problems'}")
         for problem in problems:
-            console.print(f"  {problem}")
+            console.print(f"  {printable(str(problem))}")
     if problems:
         raise SystemExit(1)
 
 
 def statistics_table(title: str, statistics: Statistics) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, padding=(0, 2))
+    table = Table(
+        title=printable(title), title_justify="left", title_style="bold", box=None, show_header=False, padding=(0, 2)
+    )
     table.add_column()
     table.add_column(justify="right")
     for row in statistics.lines():

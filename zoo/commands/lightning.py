@@ -23,6 +23,7 @@ from callbacks import KeepPredictions, LastCheckpoint, RunReport, Stage, StageAv
 from callbacks.last_checkpoint import Stopped
 from datamodules import TextDataModule
 from zoo.commands.catalog import import_parts
+from zoo.commands.config_check import broken_module, check_config
 from zoo.commands.experiment import OneLineParser, resolve_files
 from zoo.commands.own_modules import split_trust
 from zoo.commands.verbs import explain, one_line_errors
@@ -157,12 +158,14 @@ class ZooCLI(LightningCLI):
         parser.add_argument("--ckpt", type=str | None, default=None, help="Checkpoint with the weights to start from.")
         parser.add_argument("--final_test", type=bool, default=True, help="Test the best checkpoint after training.")
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        super().parse_arguments(parser, args)
+        check_config(self.config[self.config.subcommand].as_dict())
+
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         files = config.config or []
         config.name = self.experiment = config.name or (Path(str(files[-1])).stem if files else "run")
-        if Path(config.name).name != config.name or config.name in (".", ".."):
-            raise UserError(f"--name={config.name} must not contain a path: it is the name of a folder in --runs")
         resume = self.subcommand == "fit" and config.ckpt_path == "last"
         if config.ckpt_path is not None and not resume and not Path(config.ckpt_path).is_file():
             raise UserError(f"no such checkpoint: {config.ckpt_path}")
@@ -301,6 +304,10 @@ def run(argv: list[str]) -> None:
                 parser_kwargs={"prog": "zoo", "description": "Train and evaluate models."},
                 args=argv,
             )
+        except Exception as error:
+            if reason := broken_module(error):
+                raise UserError(reason) from error
+            raise
         finally:
             close_run()
 

@@ -16,9 +16,10 @@ from backbones import Features
 from datamodules import Batch, Targets, TextDataModule
 from heads import Ranking, Rerank, TransitionContext
 from heads.tail.ranknet import Form, Scale
+from heads.tail.reranker import MAX_EXPONENT
 from zoo.commands.output import print_summary
 from zoo.core.console import note, progress_bar, warn
-from zoo.core.errors import UserError, first_line
+from zoo.core.errors import MANY, MAX_SEED, WIDEST, UserError, check_range, first_line
 from zoo.core.metrics import HEADLINE_METRICS, percent
 from zoo.training.checkpoint import build, build_data, check_target, finish, read_checkpoint, save
 from zoo.training.rank_split import rank_split
@@ -79,6 +80,12 @@ def rerank(
         zoo rerank --ckpt best.ckpt --out reranked.ckpt --form ranknet --blocks 0
     """
     start = time.perf_counter()
+    check_range(0, MAX_EXPONENT, exponent=exponent)
+    check_range(-MAX_EXPONENT, MAX_EXPONENT, learned_exponent=learned_exponent)
+    check_range(0, MANY, blocks=blocks)
+    check_range(0, 1, allowed_loss=allowed_loss)
+    check_range(1, WIDEST, candidates=candidates)
+    check_range(0, MAX_SEED, seed=seed)
     check_target(out)
     if form == "ranknet" and exponent is not None:
         raise UserError(f"`exponent={exponent}` needs `form=propensity` or `form=both`")

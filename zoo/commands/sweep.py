@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from zoo.analysis.sheets import csv_cell
 from zoo.core.console import note
 from zoo.core.errors import UserError
 from zoo.core.extras import require_extra
@@ -86,6 +87,8 @@ def known_place(file: Path, identity: dict[str, Any]) -> str | None:
     if not file.is_file():
         return None
     known = read_yaml(file)
+    if not isinstance(known, dict) or not known.keys() >= {"place", *identity}:
+        raise UserError(f"{file} is damaged: choose another --out, or remove the file to start the sweep again")
     if changed := [key for key in identity if known.get(key) != identity[key]]:
         raise UserError(f"{file.parent} has another sweep, with different {changed[0]}: choose another --out")
     return str(known["place"])
@@ -132,5 +135,5 @@ def write_trials(file: Path, axes: Sequence[Axis], trials: Sequence[Trial], valu
         writer.writerow(["number", "state", *(axis.name for axis in axes), "value"])
         for trial in trials:
             value = values[trial.number]
-            settings = [trial.values.get(axis.name, "") for axis in axes]
+            settings = [csv_cell(str(trial.values.get(axis.name, ""))) for axis in axes]
             writer.writerow([trial.setting, trial.state, *settings, "" if value is None else value])

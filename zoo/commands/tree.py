@@ -14,7 +14,7 @@ from heads.tree.label_tree import ancestor
 from heads.tree.search import LabelTree
 from zoo.commands.output import opened_output, plain_console
 from zoo.core.console import warn
-from zoo.core.errors import UserError, check_low
+from zoo.core.errors import UserError, check_low, printable
 from zoo.training.checkpoint import rebuild
 
 LEGEND = "documents: training documents, counted once per label in the cluster"
@@ -36,6 +36,7 @@ def show_tree(
     Examples:
         zoo tree --ckpt best.ckpt --clusters 5
     """
+    check_low(1, tree=tree)
     check_low(0, clusters=clusters, labels=labels)
     module = rebuild(ckpt, trust or ())
     head = next((part for part in module.head.modules() if isinstance(part, TreeHead)), None)
@@ -109,4 +110,4 @@ class TreeView:
         named = members[:labels] if labels else members
         names = "; ".join(self.space.names[label] for label in named)
         more = f" + {len(members) - len(named):,} more" if len(named) < len(members) else ""
-        return f"cluster {cluster}{place}: {len(members):,} labels, {documents:,} documents: {names}{more}"
+        return printable(f"cluster {cluster}{place}: {len(members):,} labels, {documents:,} documents: {names}{more}")

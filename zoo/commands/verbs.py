@@ -14,7 +14,7 @@ from itertools import islice
 from json import dumps
 from typing import NoReturn
 
-from zoo.core.errors import UserError
+from zoo.core.errors import UserError, printable
 
 HELP = {"-h", "--help"}
 MAX_MESSAGE = 400  # characters
@@ -115,6 +115,7 @@ def explain(error: BaseException | None, also: tuple[type[Exception], ...] = ())
 
 
 def fail(message: str) -> NoReturn:
+    message = printable(message)
     sys.stderr.write(f"error: {message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + ' ...'}\n")
     raise SystemExit(2)
 

@@ -15,6 +15,8 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from zoo.core.errors import printable
+
 LOGGER = logging.getLogger("zoo")
 
 
@@ -45,7 +47,7 @@ class TerminalHandler(logging.Handler):
         if rendered := getattr(record, "rendered", None):
             console.print(rendered)
         else:
-            console.print(f"[dim]·[/] {escape(record.getMessage())}", highlight=False, soft_wrap=True)
+            console.print(f"[dim]·[/] {escape(printable(record.getMessage()))}", highlight=False, soft_wrap=True)
 
 
 @contextmanager

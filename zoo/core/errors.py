@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
 
+CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # and what reverses text
 SUGGESTIONS = 5
+LARGEST = 2**31 - 1  # highest value of a setting without a limit of its own
+WIDEST = 2**16  # of a layer, and other sizes that are allocated: a mistyped size must not fill the memory
+MANY = 1000  # parts of a model or processes: blocks, trees, members, workers
+MAX_SEED = 2**32 - 1  # of numpy
 
 
 class UserError(Exception):
@@ -22,22 +31,47 @@ class UserError(Exception):
 
 
 def check_low(low: float, **values: float | None) -> None:
-    """Refuse settings, given by name, that are below `low`; None is ignored."""
-    check_range(low, None, **values)
+    """Refuse settings, given by name, that are not numbers from `low` to LARGEST; None is ignored."""
+    check_range(low, LARGEST, **values)
 
 
-def check_range(low: float, high: float | None, **values: float | None) -> None:
-    """Refuse settings, given by name, that are outside [low, high]; None is ignored, and as `high` unbounded."""
+def check_range(low: float, high: float, **values: float | None) -> None:
+    """Refuse settings, given by name, that are not numbers in [low, high]; None is ignored.
+
+    Call it before anything of that size is allocated.
+    """
     for name, value in values.items():
-        if value is not None and not value >= low:
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, Real) or value != value:  # NaN differs from itself
+            raise UserError(f"`{name}={value}` is not a number")
+        if value < low:
             raise UserError(f"`{name}={value}` is too low: the lowest is {low:g}")
-        if value is not None and high is not None and value > high:
+        if value > high:
             raise UserError(f"`{name}={value}` is too high: the highest is {high:g}")
+
+
+def check_width(**values: float | None) -> None:
+    """Refuse widths of layers, and other sizes that are allocated, that are not from 1 to WIDEST; None is ignored."""
+    check_range(1, WIDEST, **values)
+
+
+def check_numbers(settings: Mapping[str, Any], section: str) -> None:
+    """Refuse numbers of a third party's settings, such as an optimizer's, that are infinite, NaN or a negative `lr`."""
+    for name, value in settings.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            largest = sys.float_info.max
+            check_range(0 if name == "lr" else -largest, largest, **{f"{section}.{name}": value})
 
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error message; other libraries may add a page of advice."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def printable(text: str) -> str:
+    """Replace characters of a stranger's text that a terminal would obey instead of printing them."""
+    return CONTROLS.sub(lambda found: " " if found[0].isspace() else "\N{REPLACEMENT CHARACTER}", text)
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:

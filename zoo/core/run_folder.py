@@ -6,18 +6,20 @@ import csv
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import is_zipfile
+from zipfile import ZipFile, is_zipfile
 
 import numpy as np
 
 from zoo.core.console import note
 from zoo.core.errors import UserError, first_line
 from zoo.core.files import atomic_write
-from zoo.core.metrics import COSTS
+from zoo.core.metrics import COSTS, RANKING_METRICS
+from zoo.core.ragged import Lists, distinct_pairs
 from zoo.core.settings import flattened, parse_yaml
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ LABELS = "labels.parquet"
 EVIDENCE = "evidence.npz"
 CHECKPOINTS = "checkpoints"
 MAX_NOTED = 3  # partial runs in a note
+MAX_RESULTS, MAX_EVIDENCE = 2**26, 2**31  # bytes; larger files are not of a run
+ROUNDING = 1e-6  # of metrics, which are means in single precision
+TEXT_COLUMNS = {"id", "label", "text"}
 NO_RUNS_INSIDE = {CHECKPOINTS, "wandb"}
 FACTS = ("data", "experiment", "head", "backbone", "seed", "split", "run")  # keys that runs can be grouped by
 
@@ -58,9 +63,11 @@ class RunFolder:
         file = path / RESULTS
         if not file.is_file():
             raise ValueError(f"unfinished, it has no {RESULTS}")
+        if file.stat().st_size > MAX_RESULTS:
+            raise ValueError(f"{RESULTS} is larger than {MAX_RESULTS:,} bytes")
         try:
-            facts = json.loads(file.read_text("utf8"))
-        except ValueError as error:
+            facts = json.loads(own_file(path, RESULTS).read_text("utf8"))
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{RESULTS} is not valid JSON: {first_line(error)}") from error
         metrics = facts.pop("metrics", None) if isinstance(facts, dict) else None
         if not isinstance(metrics, dict) or not metrics:
@@ -68,6 +75,8 @@ class RunFolder:
         for name, value in metrics.items():
             if not is_number(value):
                 raise ValueError(f"{RESULTS}: {name} is {value!r}, not a number")
+            if name.rpartition("/")[2].partition("@")[0] in RANKING_METRICS and not 0 <= value <= 1 + ROUNDING:
+                raise ValueError(f"{RESULTS}: {name} is {value!r}, not from 0 to 1")
         return cls(path, facts, {name: float(value) for name, value in metrics.items()})
 
     @property
@@ -138,7 +147,7 @@ class RunFolder:
     @cached_property
     def config_text(self) -> str:
         try:
-            return (self.path / CONFIG).read_text("utf8")
+            return own_file(self.path, CONFIG).read_text("utf8")
         except FileNotFoundError:
             return ""
         except (OSError, ValueError) as error:
@@ -173,7 +182,11 @@ class RunFolder:
     @property
     def log_rows(self) -> list[dict[str, str]]:
         """Rows of `metrics.csv`; not cached, as the run may still be writing."""
-        return read_log(self.path / LOG)[1]
+        try:
+            return read_log(own_file(self.path, LOG))[1]
+        except OSError as error:
+            self._note_unreadable(LOG, error)
+            return []
 
     def validations(self, metric: str) -> list[tuple[int, float]]:
         """Stage and value of each finite validation result, in order."""
@@ -197,12 +210,12 @@ class RunFolder:
     @cached_property
     def predictions(self) -> pa.Table | None:
         """One row for each test document: row, id, truth, labels, scores."""
-        return self._read_table(PREDICTIONS, ("row", "id", "truth", "labels", "scores"))
+        return self._read_table(PREDICTIONS, ("row", "id", "truth", "labels", "scores"), self._check_predictions)
 
     @cached_property
     def labels(self) -> pa.Table | None:
         """One row for each label index in `predictions`: label, text, documents, weight, known."""
-        return self._read_table(LABELS, ("label", "text", "documents", "weight"))
+        return self._read_table(LABELS, ("label", "text", "documents", "weight"), self._check_labels)
 
     @property
     def label_names(self) -> list[str]:
@@ -234,7 +247,11 @@ class RunFolder:
         try:
             if not is_zipfile(file):
                 raise ValueError("not a complete npz file")
-            with np.load(file, allow_pickle=False) as stored:
+            with ZipFile(file) as archive:
+                size = sum(part.file_size for part in archive.infolist())
+            if size > MAX_EVIDENCE:
+                raise ValueError(f"it unpacks to {size:,} bytes")
+            with np.load(own_file(self.path, EVIDENCE), allow_pickle=False) as stored:
                 return {name: stored[name] for name in stored.files}
         except Exception as error:  # of zip, zlib or numpy
             self._note_unreadable(EVIDENCE, error)
@@ -244,18 +261,53 @@ class RunFolder:
         with atomic_write(self.path / EVIDENCE) as temporary:
             np.savez_compressed(temporary, allow_pickle=False, **arrays)
 
-    def _read_table(self, name: str, columns: Sequence[str]) -> pa.Table | None:
+    def _check_predictions(self, table: pa.Table) -> None:
+        """Refuse lists of other lengths than their scores, and label numbers that `labels` does not have."""
+        truth, found, scores = (Lists.of_column(table[name]) for name in ("truth", "labels", "scores"))
+        if not np.array_equal(found.sizes, scores.sizes):
+            raise ValueError("`labels` and `scores` differ in length")
+        if not np.isfinite(scores.values).all():
+            raise ValueError("`scores` are not finite")
+        for name, lists in (("truth", truth), ("labels", found)):
+            if lists.values.dtype.kind not in "iu":
+                raise ValueError(f"`{name}` are not label numbers")
+            highest = np.inf if self.labels is None else len(self.labels) - 1
+            if len(lists.values) and not 0 <= lists.values.min() <= lists.values.max() <= highest:
+                raise ValueError(f"`{name}` has numbers that {LABELS} does not have")
+            if len(distinct_pairs(lists.rows, lists.values.astype(np.int64))[0]) < len(lists.values):
+                raise ValueError(f"`{name}` has a label twice in a document")
+
+    def _check_labels(self, table: pa.Table) -> None:
+        documents, weights = (table[name].to_numpy() for name in ("documents", "weight"))
+        if documents.dtype.kind not in "iu" or (documents < 0).any():
+            raise ValueError("`documents` are not numbers of documents")
+        if not (np.isfinite(weights) & (weights > 0)).all():
+            raise ValueError("`weight` has values that are not above 0")
+
+    def _read_table(self, name: str, columns: Sequence[str], check: Callable[[pa.Table], None]) -> pa.Table | None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         try:
-            table = pq.read_table(self.path / name)
+            table = pq.read_table(own_file(self.path, name))
             if missing := [column for column in columns if column not in table.column_names]:
                 raise OSError(f"it has no column {', '.join(missing)}")
+            for column in columns:
+                check_whole(table[column])
+            for name_of_text in TEXT_COLUMNS & set(columns):
+                if not pa.types.is_string(table[name_of_text].type):
+                    raise ValueError(f"`{name_of_text}` has no texts")
+            check(table)
             return table
         except FileNotFoundError:
             return None
-        except (OSError, pa.ArrowException) as error:
+        except (
+            OSError,
+            pa.ArrowException,
+            ValueError,
+            TypeError,
+            AttributeError,
+        ) as error:  # of columns of other types
             self._note_unreadable(name, error)
             return None
 
@@ -309,6 +361,20 @@ def run_folders(path: Path) -> Iterator[Path]:
             yield Path(folder)
 
 
+def own_file(folder: Path, name: str) -> Path:
+    """Path of a file in a run folder; raises OSError if it is a link out of the folder."""
+    if not (folder / name).resolve().is_relative_to(folder.resolve()):
+        raise OSError(f"{name} is a link out of the folder")
+    return folder / name
+
+
+def check_whole(column: pa.ChunkedArray) -> None:
+    """Refuse a column with empty cells, or with lists that have empty items."""
+    items = column.combine_chunks()
+    if items.null_count or (hasattr(items, "values") and items.values.null_count):
+        raise ValueError("it has empty cells")
+
+
 def read_log(file: Path) -> tuple[list[str], list[dict[str, str]]]:
     """Read the columns and the complete rows of a CSV file; a killed process may leave an incomplete last line."""
     text = file.read_text("utf8", errors="replace") if file.is_file() else ""
@@ -325,4 +391,4 @@ def write_log(file: Path, columns: Sequence[str], rows: Sequence[Mapping[str, st
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -7,16 +7,54 @@ from typing import Any
 
 from zoo.core.errors import UserError, first_line
 
+MAX_SIZE = 10**6  # values of a file, with aliases expanded
+
 
 def parse_yaml(text: str) -> Any:
-    """Parse YAML; raises ValueError if it is invalid."""
+    """Parse YAML; raises ValueError if it is invalid, or has a key twice, of which YAML would keep the last."""
     import yaml
 
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, if available
+    make: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, if available
     try:
-        return yaml.load(text, loader)
+        loader = make(text)
+        try:
+            node = loader.get_single_node()
+            check_node(node, {})
+            return None if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def check_node(node: Any, sizes: dict[int, int]) -> int:
+    """Refuse a key that appears twice, and aliases that refer to themselves or expand to too much; returns the size.
+
+    Args:
+        node: a node of the parsed document, before its aliases are expanded.
+        sizes: sizes of the nodes that are checked already, by id; 0 while a node is being checked.
+    """
+    if node is None or isinstance(node.value, str):
+        return 1
+    if (known := sizes.get(id(node))) is not None:
+        if not known:
+            raise ValueError(f"line {node.start_mark.line + 1} refers to itself")
+        return known
+    sizes[id(node)] = 0
+    total, seen = 1, set()
+    for item in node.value:
+        key, value = item if isinstance(item, tuple) else (None, item)
+        if key is not None and isinstance(key.value, str):
+            if (key.tag, key.value) in seen:
+                raise ValueError(f"line {key.start_mark.line + 1}: {key.value!r} is given twice")
+            seen.add((key.tag, key.value))
+        total += check_node(key, sizes) + check_node(value, sizes)
+    if total > MAX_SIZE:
+        raise ValueError(f"it has more than {MAX_SIZE:,} values")
+    sizes[id(node)] = total
+    return total
 
 
 def read_yaml(file: Path) -> Any:

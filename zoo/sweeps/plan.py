@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from zoo.core.errors import UserError, did_you_mean
+from zoo.core.errors import MANY, UserError, check_range, did_you_mean
 from zoo.core.metrics import MONITOR, is_better_when_higher
 from zoo.core.settings import read_yaml
 from zoo.core.shipped import find_experiment
@@ -64,6 +65,9 @@ class Plan:
     metric: str
     prune: bool
     timeout: float | None
+
+    def __post_init__(self) -> None:
+        check_range(1, MANY, seeds=self.seeds, jobs=self.jobs)
 
     @property
     def experiment(self) -> str:
@@ -253,7 +257,7 @@ def seconds(text: str) -> float:
         found = float(number) * UNITS[unit]
     except ValueError:
         found = -1
-    if not found >= 0:  # also refuses nan
+    if not 0 <= found < math.inf:  # also refuses nan
         raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90m or 8h")
     return found
 

@@ -16,7 +16,7 @@ from datamodules.prepare.corpus import SPLITS
 from datamodules.prepare.vocabulary import Vocabulary
 from heads import Ranking
 from zoo.core.console import note
-from zoo.core.errors import UserError, first_line
+from zoo.core.errors import WIDEST, UserError, check_numbers, check_range, first_line
 from zoo.core.lightning_internals import allow_clipping
 from zoo.core.metrics import KS, PART_METRICS
 from zoo.training.finite import non_finite, shortened
@@ -57,8 +57,7 @@ class ZooModule(BackboneWithHead, pl.LightningModule):
         lr_scheduler: LRSchedulerCallable | None = None,
         depth: int = 100,
     ) -> None:
-        if depth < max(KS):
-            raise UserError(f"`depth={depth}` is too small for metrics at {max(KS)}")
+        check_range(max(KS), WIDEST, depth=depth)  # the metrics go up to the largest k
         super().__init__(space, backbone, head, depth)
         self.make_optimizer, self.make_scheduler = optimizer, lr_scheduler
         self.val_metrics, self.test_metrics = RankingMetrics(space), RankingMetrics(space)
@@ -228,13 +227,14 @@ class ZooModule(BackboneWithHead, pl.LightningModule):
             optimizer = (stage.optimizer or self.make_optimizer)(stage.parameter_groups(parameters))
             allow_clipping(optimizer)
             scheduler = make_scheduler(optimizer) if make_scheduler else None
-        except (TypeError, ValueError) as error:
-            reason = first_line(error)
+        except (TypeError, ValueError, UserError) as error:
+            reason = first_line(error).replace("`", "")  # settings of the optimizer, not of the model
             raise UserError(f"stage {stage.name!r}: cannot create the optimizer or scheduler: {reason}") from error
-        if any(group["lr"] < 0 for group in optimizer.param_groups):
-            raise UserError(f"stage {stage.name!r}: a learning rate is negative")
+        option = f"stages.{stage.name}.optimizer" if stage.optimizer else "model.optimizer"
+        for group in optimizer.param_groups:
+            check_numbers(group, option)
         sparse = sparse_parameters(self)
-        check_optimizer(optimizer, sparse, f"stages.{stage.name}.optimizer" if stage.optimizer else "model.optimizer")
+        check_optimizer(optimizer, sparse, option)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             check_dense_parameters(parameters, sparse, stage.name)
         if scheduler is None:

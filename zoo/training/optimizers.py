@@ -12,7 +12,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from zoo.core.errors import UserError
+from zoo.core.errors import UserError, check_low, check_range
 from zoo.core.lightning_internals import allow_clipping
 
 ROWS_PER_BLOCK = {"cpu": 1024}  # updated at a time, so that they stay in the cache; by default all
@@ -44,6 +44,9 @@ class RowAdam(torch.optim.AdamW):
         weight_decay: float = 0.0,
         fused: bool = False,
     ) -> None:
+        check_low(0, lr=lr, eps=eps, weight_decay=weight_decay)
+        for beta in betas:
+            check_range(0, 1, betas=beta)
         # None lets torch choose the fastest implementation; False would force a loop over parameters.
         super().__init__(params, lr, betas, eps, weight_decay, fused=fused or None)
         allow_clipping(self)  # also: the fused kernel would unscale dense gradients only

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, get_args, get_type_hints
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 
-from zoo.core.errors import UserError
+from zoo.core.errors import UserError, check_low, check_numbers
 from zoo.core.metrics import MONITOR, best_mode
 
 
@@ -67,6 +67,14 @@ class Stage:
             if getattr(self, name) is None and type(None) not in get_args(kind):
                 example = getattr(kind, "__name__", kind)
                 raise UserError(f"`stages.{self.name}.{name}=null` is not valid: expected {example}")
+
+        def named(*names: str) -> dict[str, Any]:
+            return {f"stages.{self.name}.{name}": getattr(self, name) for name in names}
+
+        check_low(0, **named("epochs", "lr", "gradient_clip_val", "patience", "average_from"))
+        check_low(1, **named("average_every"))
+        for glob, settings in self.groups.items():
+            check_numbers(settings, f"stages.{self.name}.groups.{glob}")
 
     def parameters(self, module: nn.Module, frozen: frozenset[str] = frozenset()) -> dict[str, nn.Parameter]:
         """Return the parameters that the stage trains, by name."""

@@ -46,7 +46,7 @@ def head_state(folder, name):
             for name in ("patience", "epochs", "trainable", "groups", "restore_best", "monitor", "average_every")
         ),
         (["--stages.finetune.epochs=1.5"], ["epochs", "1.5"]),
-        (["--stages.finetune.lr=-1"], ["'finetune'", "learning rate"]),
+        (["--stages.finetune.lr=-1"], ["--stages.finetune.lr=-1"]),
         (["--stages.finetune.documents=transfer"], ["'transfer'"]),
         (["--stages.finetune.on_enter=[tail_documents]"], ["'tail_documents'", "TransitionContext"]),
         (["--stages.finetune.lr"], ["--stages.finetune.lr"]),

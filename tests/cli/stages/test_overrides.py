@@ -50,7 +50,7 @@ def test_settings_of_a_stage_are_overridden_by_its_name(config, go):
         ("--stages.first=1", ["stages.NAME.SETTING"]),
         ("--stages.first.epoch=1", ["'epoch'", "epochs"]),
         ("--stages.first.epochs=many", ["epochs", "many"]),
-        ("--stages.first.epochs=-1", ["'first'", "epochs"]),
+        ("--stages.first.epochs=-1", ["--stages.first.epochs=-1"]),
         ("--stages.first.optimizer.lr=1", ["stages.first.optimizer.lr", "'optimizer'"]),
         ("--stages.first.trainable=[head.nothing]", ["first", "trainable", "head.nothing"]),
         ("--stages.first.trainable=[head", ["stages.first.trainable", "YAML"]),

@@ -153,7 +153,7 @@ def test_biases_are_not_decayed_where_a_stage_says_so(config, go):
     ("settings", "names"),
     [
         ("{warmup: 6}", ["'fall'", "warmup=6.0"]),
-        ("{end: -1}", ["'fall'", "start=1.0", "end=-1.0"]),
+        ("{end: -1}", ["'fall'", "end=-1.0"]),
         ("{steps: 5}", ["'steps'"]),
     ],
 )

@@ -112,7 +112,7 @@ def test_resume_is_bit_exact():
 
 @pytest.mark.parametrize("settings", [{"warmup": -0.1}, {"warmup": 6}, {"start": -1}, {"end": -0.5}, {"end": math.nan}])
 def test_invalid_settings_are_rejected(settings):
-    with raises(ValueError, f"{next(iter(settings))}="):
+    with raises(UserError, f"{next(iter(settings))}="):
         WarmupDecay(optimizer(), **settings)
 
 

@@ -204,7 +204,7 @@ def test_tables_are_read_as_they_were_written(make):
     run = RunFolder(make())
     assert run.predictions is run.labels is None
     run = RunFolder(run.path)
-    predictions = pa.table({"row": [0], "id": ["a"], "truth": [[1, 2]], "labels": [[1]], "scores": [[0.5]]})
+    predictions = pa.table({"row": [0], "id": ["a"], "truth": [[0]], "labels": [[0]], "scores": [[0.5]]})
     labels = pa.table({"label": ["x"], "text": ["y"], "documents": [3], "weight": [1.0]})
     run.write_predictions(predictions, labels)
     assert run.predictions.equals(predictions)

@@ -10,6 +10,7 @@ import pytest
 from datamodules.prepare.readers import Document
 from datamodules.synthetic import SampleCorpus, power_law_counts, sample_corpus
 from tests.support.errors import raises
+from zoo.core.errors import UserError
 
 SPLITS = ("train", "val", "test")
 TINY = SampleCorpus(num_documents=60, num_labels=20, words_per_document=30)
@@ -117,7 +118,7 @@ def test_small_sizes(num_documents: int, num_labels: int, labels_per_document: f
     ],
 )
 def test_invalid_sizes_are_rejected(settings: dict[str, int], part: object) -> None:
-    with raises(ValueError, part):
+    with raises((ValueError, UserError), part):
         SampleCorpus(**settings)
 
 

@@ -342,7 +342,7 @@ def test_start_logits_of_bce_are_those_of_the_prior():
     ("kind", "settings", "message"),
     [
         (Focal, {"gamma": -1}, "`gamma=-1` is too low"),
-        (Focal, {"gamma": math.nan}, "`gamma=nan` is too low"),
+        (Focal, {"gamma": math.nan}, "`gamma=nan` is not a number"),
         (Focal, {"alpha": 1.5}, "`alpha=1.5` is too high"),
         (ClassBalanced, {"beta": -0.1}, "`beta=-0.1` is too low"),
         (ClassBalanced, {"beta": 1.0}, "`beta=1.0` is too high"),

@@ -204,8 +204,6 @@ def test_an_expert_trains_nothing_above_its_layer():
     [
         ({"experts": []}, ["experts"]),
         ({"experts": [THREE[0], THREE[0]]}, ["experts"]),
-        ({"experts": [ExpertSettings("cls", 0)]}, ["layer", 0]),
-        ({"experts": [ExpertSettings("cls", -1, (0,))]}, ["layer", 0]),
         ({"experts": [ExpertSettings("label_attention", 1, (2,))]}, ["further_layers", "kind=cls"]),
         ({"diversity": -1.0}, ["`diversity=-1.0`"]),
         ({"max_kl": -1.0}, ["`max_kl=-1.0`"]),

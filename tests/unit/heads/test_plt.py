@@ -229,7 +229,6 @@ def test_lightxml_concatenates_the_last_layers():
         ({"beam": 0}, ["`beam=0`"]),
         ({"cluster_weight": -1.0}, ["`cluster_weight=-1.0`"]),
         ({"hidden": []}, ["`hidden=[]`"]),
-        ({"tree": TreeSettings(count=0)}, ["`tree.count=0`"]),
         ({"tree": TreeSettings(clusters=4, max_leaf=9)}, ["`tree.clusters`", "max_leaf", 9]),
         ({"tree": TreeSettings(clusters=32)}, ["`tree.clusters=32`", LABELS]),
     ],

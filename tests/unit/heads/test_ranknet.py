@@ -299,8 +299,11 @@ def test_other_processes_wait_for_the_first():
 
 
 def test_a_loss_that_is_not_finite_is_reported():
+    (candidates, counts), settings = prepared(), RankNetTraining()
+    settings.lr = 1e30  # beyond its range, so that the loss diverges at once
     with raises(UserError, "`ranknet.lr`"):
-        trained(lr=1e30)
+        net = RankNet(propensities(40), 8, 1, False, "probabilities")
+        train_ranknet(net, candidates, counts, settings, 0.1, seeded(), TransitionContext())
 
 
 def test_documents_without_positive_candidates_are_left_out():
