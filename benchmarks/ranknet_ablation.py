@@ -27,7 +27,7 @@ from zoo.training.ranking_metrics import RankingMetrics
 
 SHOWN = ("PSP@1", "PSP@3", "PSP@5", "P@1", "P@3", "P@5")
 NONE = {"blocks": 0, "learned_exponent": None}
-FULL = {"on": "probabilities", "network": "full", "learned_exponent": None}
+FULL = {"scale": "probabilities", "network": "full", "learned_exponent": None}
 WIDE, LAST = {"margin": 0.5}, {"held_back": 0.0}  # c = 0.5, no early stopping
 ALONE = {"blocks": 0}
 ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # training scores, settings of Rerank and of RankNet
@@ -39,10 +39,10 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # training scor
     "a ln r, c = 0.5, early stopping": ("oof", ALONE, WIDE),
     "a ln r, c = 0.5, lambda = 1": ("oof", ALONE, LAST | WIDE | {"margin_weight": 1.0}),
     "a ln r, c = 0.5, hard by the base": ("oof", ALONE, LAST | WIDE | {"hard_negatives": "base"}),
-    "network on logits, early stopping": ("oof", {"on": "logits", "learned_exponent": None}, {}),
+    "network on logits, early stopping": ("oof", {"scale": "logits", "learned_exponent": None}, {}),
     "network on logits, early stopping, lambda = 10, hard by the base": (
         "oof",
-        {"on": "logits", "learned_exponent": None},
+        {"scale": "logits", "learned_exponent": None},
         {"margin_weight": 10.0, "hard_negatives": "base"},
     ),
     "network on log probabilities, c = 0.5, early stopping": ("oof", {"learned_exponent": None}, WIDE),

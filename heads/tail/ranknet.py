@@ -30,7 +30,7 @@ class RankNet(nn.Module):
         width: width of the bottleneck (V).
         blocks: number of stacked blocks; only the first one of `full` starts as diag(r - 1), further ones with 0.
         sparse: sparse gradients of the tables.
-        on: scale of the scores.
+        scale: scale of the scores.
         form: form of the blocks.
         exponent: start of a. Default: no such term.
     """
@@ -43,12 +43,12 @@ class RankNet(nn.Module):
         width: int,
         blocks: int,
         sparse: bool = False,
-        on: Scale = "log_probabilities",
+        scale: Scale = "log_probabilities",
         form: Form = "bottleneck",
         exponent: float | None = None,
     ) -> None:
         super().__init__()
-        self.width, self.sparse, self.on, self.form, self.start = width, sparse, on, form, exponent
+        self.width, self.sparse, self.scale, self.form, self.start = width, sparse, scale, form, exponent
         size, diagonals = len(inverse), blocks * (form == "full")
         bags = [nn.EmbeddingBag(size, width, mode="sum", sparse=sparse) for _ in range(blocks)]
         self.first = nn.ModuleList(bags)
@@ -108,9 +108,9 @@ class RankNet(nn.Module):
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Probabilities of scores, at most 1 where these are on a logarithmic scale."""
-        if self.on == "logits":
+        if self.scale == "logits":
             return scores.sigmoid()
-        return scores.clamp_max(0).exp() if self.on == "log_probabilities" else scores
+        return scores.clamp_max(0).exp() if self.scale == "log_probabilities" else scores
 
     def blocks(self) -> Iterator[tuple[nn.Module, nn.Module, nn.Module | None]]:
         yield from zip(self.first, self.second, self.diagonal or [None] * len(self.first), strict=True)

@@ -50,7 +50,7 @@ class Rerank(CandidateHead):
         candidates: number of its best labels to re-rank.
         blocks: number of stacked residual blocks; 0 for none.
         width: width of the bottleneck. Default: 256, and 64 from 50,000 labels on.
-        on: scale of the scores that the network changes.
+        scale: scale of the scores that the network changes.
         network: form of the blocks: `bottleneck` is W2 ReLU(W1 f); `full`, which needs probabilities, is Wr f, where Wr
             has low rank beside a diagonal that starts at r - 1.
         learned_exponent: start of the exponent a that is trained with the network; None for no term a ln r.
@@ -81,7 +81,7 @@ class Rerank(CandidateHead):
         candidates: int = 100,
         blocks: int = 1,
         width: int | None = None,
-        on: Scale = "log_probabilities",
+        scale: Scale = "log_probabilities",
         network: Form = "bottleneck",
         learned_exponent: float | None = 0.5,
         scores: Literal["out_of_fold", "held_out", "validation"] | None = None,
@@ -103,22 +103,23 @@ class Rerank(CandidateHead):
         check_range(2, MANY, folds=folds)
         if held_out in (0, 1):
             raise UserError(f"`held_out={held_out}` must be between 0 and 1")
-        if on == "probabilities" and learned_exponent is not None:
+        if scale == "probabilities" and learned_exponent is not None:
             raise UserError(
-                f"`on=probabilities` has no term a ln r: give `learned_exponent=null` instead of {learned_exponent}"
+                f"`scale=probabilities` has no term a ln r: give `learned_exponent=null` instead of {learned_exponent}"
             )
-        if network == "full" and on != "probabilities":
+        if network == "full" and scale != "probabilities":
             raise UserError(
-                f"`network=full` multiplies scores, and those of `on={on}` can be negative: give `on=probabilities`"
+                f"`network=full` multiplies scores, and with `scale={scale}` they can be negative: give "
+                "`scale=probabilities`"
             )
-        self.on, self.fixed, self.measure_inner = on, exponent, measure_inner
+        self.scale, self.fixed, self.measure_inner = scale, exponent, measure_inner
         self.scores = scores or ("out_of_fold" if isinstance(self.inner, OutOfFold) else "validation")
         self.folds, self.held_out = folds, held_out
         self.training_settings, self.allowed_loss = ranknet or RankNetTraining(), allowed_loss
         self.metrics = parse_metric(gain, "gain"), parse_metric(keep, "keep")
         many = space.num_labels - space.added >= MANY_LABELS  # the tables keep their width when labels are added
         inverse = space.inverse_propensity()[: space.num_labels].float()
-        self.net = RankNet(inverse, width or (64 if many else 256), blocks, many, on, network, learned_exponent)
+        self.net = RankNet(inverse, width or (64 if many else 256), blocks, many, scale, network, learned_exponent)
         self.net.requires_grad_(False)
         self.register_buffer("trained", torch.tensor(False))
         self.register_buffer("exponent", torch.tensor(exponent or 0.0))
@@ -208,16 +209,18 @@ class Rerank(CandidateHead):
             return ranking
         scores = self.net(ranking.labels, self._base_scores(ranking.scores))
         ordered = sort_by_score(scores, ranking.labels)
-        if self.on == "logits":
+        if self.scale == "logits":
             return Ranking(ordered.scores.sigmoid() * (ordered.labels >= 0), ordered.labels)
-        factors = ordered.scores.exp() if self.on == "log_probabilities" else ordered.scores
+        factors = ordered.scores.exp() if self.scale == "log_probabilities" else ordered.scores
         return as_probabilities(Ranking(factors, ordered.labels), self.largest_factor)
 
     def _base_scores(self, probabilities: Tensor) -> Tensor:
-        if self.on == "logits":
+        if self.scale == "logits":
             return logits_of(probabilities, NEAR).float()
         return (
-            probabilities.float().clamp_min(SMALLEST).log() if self.on == "log_probabilities" else probabilities.float()
+            probabilities.float().clamp_min(SMALLEST).log()
+            if self.scale == "log_probabilities"
+            else probabilities.float()
         )
 
     # --- documents of the stages
@@ -248,7 +251,7 @@ class Rerank(CandidateHead):
     def learn(self, ranking: Ranking, targets: Targets, ctx: TransitionContext) -> None:
         """Train the network on candidates (documents, K) of the inner head."""
         settings, generator = self.training_settings, torch.Generator().manual_seed(ctx.seed)
-        margin = MARGINS[self.on] if settings.margin is None else settings.margin
+        margin = MARGINS[self.scale] if settings.margin is None else settings.margin
         ranking = truncate(ranking, self.candidates)
         candidates = Candidates(ranking.labels, self._base_scores(ranking.scores), relevant(ranking.labels, targets))
         counts, weights = self.counts.to(self.trained.device), self.inverse_propensity

@@ -112,9 +112,9 @@ def test_a_network_is_trained_on_a_half(form, rerank, monkeypatch):
     ("options", "parameters"),
     [
         (["--blocks=0"], {"exponent"}),
-        (["--on=logits", "--learned_exponent=null"], {"first.0.weight", "second.0.weight"}),
+        (["--scale=logits", "--learned_exponent=null"], {"first.0.weight", "second.0.weight"}),
         (
-            ["--network=full", "--on=probabilities", "--learned_exponent=null"],
+            ["--network=full", "--scale=probabilities", "--learned_exponent=null"],
             {"first.0.weight", "second.0.weight", "diagonal.0.weight"},
         ),
     ],
@@ -129,7 +129,7 @@ def test_parts_of_ranknet_are_options(options, parameters, rerank):
 def test_nothing_to_train_ends_in_one_line(trained, tmp_path, fails):
     given = ["rerank", "--ckpt", str(trained.best), "--out", str(tmp_path / "new.ckpt"), "--form=ranknet"]
     fails(*given, "--blocks=0", "--learned_exponent=null", names=["--blocks=0", "--learned_exponent=null"])
-    fails(*given, "--network=full", names=["--network=full", "--on=probabilities"])
+    fails(*given, "--network=full", names=["--network=full", "--scale=probabilities"])
 
 
 def test_the_new_checkpoint_can_be_tested_and_predicts(rerank, tmp_path, capsys):

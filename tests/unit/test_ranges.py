@@ -61,16 +61,13 @@ POSITIVE = {  # settings that cannot be 0, unlike others of the same name
     "TreeSettings": {"clusters"},
     "PrototypeTransfer": {"members"},
 }
-    "TreeSettings": {"clusters"},
-    "PrototypeTransfer": {"members"},
-}  # settings that cannot be 0, unlike others of the same name
-NEGATIVE = {
+NEGATIVE = {  # settings that can be -1
     ("Rerank", "learned_exponent"),
     ("rerank", "learned_exponent"),
     ("DistributionBalanced", "mu"),
     ("ExpertSettings", "layer"),
     ("ExpertSettings", "further_layers"),
-}  # settings that can be -1
+}
 ANY = {("PvaeAugmentor", "bank_memory", 10**12)}  # bytes
 
 

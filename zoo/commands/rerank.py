@@ -40,7 +40,7 @@ def rerank(
     gain: str = "PSP@5",
     keep: str = "P@1",
     exponent: float | None = None,
-    on: Scale = "log_probabilities",
+    scale: Scale = "log_probabilities",
     network: Form = "bottleneck",
     blocks: int = 1,
     learned_exponent: float | None = 0.5,
@@ -64,7 +64,7 @@ def rerank(
         keep: ranking metric to preserve, such as P@1.
         exponent: exponent of the inverse propensity (default: chosen on the validation documents). With `propensity`, 1
             is the paper's parameter-free form.
-        on: scale of the scores that the network changes.
+        scale: scale of the scores that the network changes.
         network: `bottleneck` is W2 ReLU(W1 f), `full`, which needs probabilities and no learned exponent, is Wr f.
         blocks: number of stacked blocks of the network; 0 trains the learned exponent alone.
         learned_exponent: start of the exponent that is trained with the network; `null` for none.
@@ -90,7 +90,7 @@ def rerank(
     if form == "ranknet" and exponent is not None:
         raise UserError(f"`exponent={exponent}` needs `form=propensity` or `form=both`")
     powered = {"exponent": exponent, "gain": gain, "keep": keep, "allowed_loss": allowed_loss}
-    trained = {"on": on, "network": network, "blocks": blocks, "learned_exponent": learned_exponent}
+    trained = {"scale": scale, "network": network, "blocks": blocks, "learned_exponent": learned_exponent}
     if form == "propensity":
         trained = {"blocks": 0, "learned_exponent": None}
     elif not blocks and learned_exponent is None:

@@ -60,9 +60,9 @@ def propensities(num_labels=12):
     return torch.linspace(1.1, 5, num_labels)
 
 
-def random_net(num_labels=12, width=5, blocks=2, sparse=False, on="probabilities", **settings):
+def random_net(num_labels=12, width=5, blocks=2, sparse=False, scale="probabilities", **settings):
     torch.manual_seed(1)
-    net = RankNet(propensities(num_labels), width, blocks, sparse, on, **settings)
+    net = RankNet(propensities(num_labels), width, blocks, sparse, scale, **settings)
     with torch.no_grad():
         for table in (*net.second, *net.diagonal):
             table.weight.normal_()
@@ -98,7 +98,7 @@ def test_the_full_form_is_a_matrix(blocks):
 
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_the_full_form_starts_as_weighting_by_propensity(blocks):
-    batch, net = random_batch(), RankNet(propensities(), 5, blocks, on="probabilities", form="full")
+    batch, net = random_batch(), RankNet(propensities(), 5, blocks, scale="probabilities", form="full")
     torch.testing.assert_close(net(batch.labels, batch.scores), propensities()[batch.labels] * batch.scores)
     assert net.largest_factor() == pytest.approx(5)
     net.neutralize()
@@ -114,7 +114,7 @@ def test_the_exponent_multiplies_by_a_power_of_the_inverse_propensity():
 
 
 def test_all_parts_add_up():
-    net, batch = random_net(blocks=1, on="log_probabilities", exponent=0.7), random_batch()
+    net, batch = random_net(blocks=1, scale="log_probabilities", exponent=0.7), random_batch()
     with_all = net(batch.labels, batch.scores.log())
     dense = torch.zeros(6, 12).scatter(1, batch.labels, batch.scores)
     change = (dense @ net.first[0].weight).relu() @ net.second[0].weight.T
@@ -139,7 +139,7 @@ def test_new_labels_neither_move_nor_are_moved():
     after = net(labels, scores)
     assert torch.equal(after[:, 7:], scores[:, 7:])
     assert torch.allclose(after[:, :7], before, atol=1e-6)
-    full = RankNet(propensities(), 5, 1, on="probabilities", form="full")
+    full = RankNet(propensities(), 5, 1, scale="probabilities", form="full")
     full.grow(net.log_inverse.exp())
     torch.testing.assert_close(full(labels, scores)[:, 7:], torch.tensor([[1.8, 1.4]] * 6))  # 6 * 0.3 and 7 * 0.2
 
@@ -283,7 +283,7 @@ def test_weights_that_cost_too_much_are_not_kept():
 
 def test_logits_are_read_as_probabilities():
     candidates, _ = prepared(5)
-    net, plain = (RankNet(propensities(40), 8, 1, on=on) for on in ("logits", "probabilities"))
+    net, plain = (RankNet(propensities(40), 8, 1, scale=scale) for scale in ("logits", "probabilities"))
     for table in (*net.first, *net.second):
         torch.nn.init.normal_(table.weight)
     plain.load_state_dict(net.state_dict())

@@ -35,12 +35,12 @@ def halves(seed=0, unseen=0):
 SCALES = [("log_probabilities", 0.5), ("logits", 0.5), ("logits", None), ("probabilities", None)]
 
 
-@pytest.mark.parametrize(("on", "learned"), SCALES)
+@pytest.mark.parametrize(("scale", "learned"), SCALES)
 @pytest.mark.parametrize("k", [1, 5, 40])
-def test_rankings_start_as_those_of_the_inner_head(on, learned, k):
+def test_rankings_start_as_those_of_the_inner_head(scale, learned, k):
     space, _, scores = long_tail(documents=50)
     for candidates in (10, 100):
-        head = build(space, on=on, learned_exponent=learned, candidates=candidates, blocks=2)
+        head = build(space, scale=scale, learned_exponent=learned, candidates=candidates, blocks=2)
         got, expected = head.rank(wrap(scores), k), head.inner.rank(wrap(scores), k)
         assert torch.equal(got.labels, expected.labels)
         assert torch.equal(got.scores, expected.scores)
@@ -83,8 +83,8 @@ def test_short_rankings_stay_short():
     head = build(space, exponent=1.0)
     torch.nn.init.normal_(head.net.second[0].weight)
     head.is_trained = True
-    for on in ("log_probabilities", "probabilities", "logits"):
-        head.on = head.net.on = on
+    for scale in ("log_probabilities", "probabilities", "logits"):
+        head.scale = head.net.scale = scale
         got = head.reranked(ranking([[0.6, 0.1, 0.0, 0.0]], [[4, 30, -1, -1]]), 4)
         assert sorted(got.labels[0, :2].tolist()) == [4, 30]
         assert got.labels[0, 2:].tolist() == [-1, -1]
@@ -105,7 +105,7 @@ def test_the_propensity_form_ranks_by_weighted_scores():
     "settings",
     [
         {"blocks": 0, "learned_exponent": 1.0},
-        {"on": "probabilities", "network": "full", "learned_exponent": None},
+        {"scale": "probabilities", "network": "full", "learned_exponent": None},
         {"blocks": 0, "learned_exponent": None, "exponent": 1.0},
     ],
 )
@@ -152,10 +152,10 @@ def test_many_labels_make_a_narrow_sparse_network():
     assert build(long_tail(documents=50)[0], width=None).net.first[0].weight.shape == (40, 256)
 
 
-@pytest.mark.parametrize(("on", "learned"), SCALES)
-def test_training_raises_rare_labels_of_new_documents(on, learned):
+@pytest.mark.parametrize(("scale", "learned"), SCALES)
+def test_training_raises_rare_labels_of_new_documents(scale, learned):
     space, (scores, targets), (others, truth) = halves()
-    head = build(space, Folded, on=on, learned_exponent=learned, ranknet=QUICK)
+    head = build(space, Folded, scale=scale, learned_exponent=learned, ranknet=QUICK)
     before = measured(space, head.rank(wrap(others), 40), truth)
     head.train_ranknet(transition(scores, targets))
     after = measured(space, head.rank(wrap(others), 40), truth)
@@ -301,9 +301,9 @@ def test_checkpoints_keep_network_and_exponent():
 
 def test_checkpoints_without_an_exponent_have_0():
     space, (scores, targets), _ = halves()
-    head = build(space, Folded, on="logits", learned_exponent=None, ranknet=RankNetTraining(steps=10))
+    head = build(space, Folded, scale="logits", learned_exponent=None, ranknet=RankNetTraining(steps=10))
     head.train_ranknet(transition(scores, targets))
-    other = build(space, Folded, on="logits", seed=1)
+    other = build(space, Folded, scale="logits", seed=1)
     other.load_state_dict(head.state_dict())
     assert other.is_trained
     assert torch.equal(other.rank(wrap(scores), 9).scores, head.rank(wrap(scores), 9).scores)
@@ -329,8 +329,8 @@ def test_invalid_plans_are_rejected(settings, plan, names):
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
-        ({"on": "probabilities"}, ["`learned_exponent=null`"]),
-        ({"network": "full"}, ["`network=full`", "`on=probabilities`"]),
+        ({"scale": "probabilities"}, ["`learned_exponent=null`"]),
+        ({"network": "full"}, ["`network=full`", "`scale=probabilities`"]),
         ({"gain": "macroF@5"}, ["`gain=macroF@5`"]),
         ({"keep": "P@0"}, ["`keep=P@0`"]),
         ({"held_out": 1.0}, ["`held_out=1.0`"]),
