@@ -58,9 +58,9 @@ class EnsembleTagger(Tagger):
             members = [tagger_of(member, path, device, trust) for member in contents]
             return cls(members, contents, float(stored["threshold"]))
 
-    def _ranked(self, texts: list[str], k: int) -> tuple[Ranking, Tensor]:
+    def rank_texts(self, texts: list[str], k: int) -> tuple[Ranking, Tensor]:
         depth = max(k, min(DEPTH, len(self.names)))
-        found = [member._ranked(texts, depth) for member in self.members]
+        found = [member.rank_texts(texts, depth) for member in self.members]
         known = torch.stack([is_known for _, is_known in found]).any(0)
         return mean_ranking([ranking for ranking, _ in found], k), known
 

@@ -134,7 +134,7 @@ class Tagger:
             for number, text in enumerate(window, first):
                 if not isinstance(text, str):
                     raise TypeError(f"text {number} is of type {type(text).__name__}, not a string")
-            yield from self._tags(*self._ranked(window, min(k, len(self.names))), threshold)
+            yield from self._tags(*self.rank_texts(window, min(k, len(self.names))), threshold)
             first += len(window)
 
     def _batches(self, texts: list[str], labels: list[list[int]]) -> Iterator[tuple[list[int], Batch]]:
@@ -151,7 +151,7 @@ class Tagger:
             yield rows, batch.to(self.module.device)
 
     @torch.inference_mode()
-    def _ranked(self, texts: list[str], k: int) -> tuple[Ranking, Tensor]:
+    def rank_texts(self, texts: list[str], k: int) -> tuple[Ranking, Tensor]:
         """Rank k labels for each text, on the CPU; the second tells whether the model knows a word of a text."""
         scores, labels = torch.zeros(len(texts), k), torch.full((len(texts), k), -1)
         known = torch.zeros(len(texts), dtype=torch.bool)
