@@ -21,7 +21,7 @@ from zoo.commands.rerank import corpus_of, slices, take
 from zoo.core.errors import UserError
 from zoo.core.run_folder import CHECKPOINTS, RunFolder, read_runs
 from zoo.training.checkpoint import read_checkpoint
-from zoo.training.ensemble import DEPTH, EnsembleTagger, mean_ranking
+from zoo.training.ensemble_tagger import DEPTH, EnsembleTagger, mean_ranking
 from zoo.training.loggers import make_unique_folder
 from zoo.training.rank_split import rank_split
 from zoo.training.ranking_metrics import RankingMetrics
@@ -53,7 +53,7 @@ def ensemble(
         trust: module outside the zoo with classes that a checkpoint may use, such as my_heads; can be repeated.
 
     Examples:
-        zoo ensemble runs/lightxml_bert runs/lightxml_roberta runs/lightxml_xlnet --name lightxml_ensemble
+        zoo ensemble runs/lightxml_bert runs/lightxml_roberta --name lightxml
     """
     if Path(name).name != name or name in ("", ".", ".."):
         raise UserError(f"`name={name}` is the name of a folder in `out`: no path")

@@ -251,7 +251,7 @@ def load(path: str | os.PathLike[str], device: str | torch.device | None = None,
     file = checked_path(path)
     content = read_checkpoint(file)
     if is_ensemble(content):
-        from zoo.training.ensemble import EnsembleTagger
+        from zoo.training.ensemble_tagger import EnsembleTagger
 
         return EnsembleTagger.of(content, file, device, trust)
     return tagger_of(content, file, device, trust)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from heads import Ranking
-from zoo.training.ensemble import mean_ranking
+from zoo.training.ensemble_tagger import mean_ranking
 
 
 def slow_mean(rankings, k):
