@@ -1,0 +1,178 @@
+"""Gradient-boosted trees: fitted by scikit-learn, stored and evaluated as tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from heads.base import check_low
+from zoo.core.errors import UserError
+from zoo.core.extras import missing_extra
+
+BLOCK = 2**20  # largest number of (pair, tree) combinations that are evaluated at a time
+DTYPES = {
+    "feature": torch.int32,
+    "threshold": torch.float64,
+    "missing_left": torch.bool,
+    "left": torch.int32,
+    "right": torch.int32,
+    "value": torch.float64,
+    "roots": torch.int32,
+    "start": torch.float64,
+    "gains": torch.float64,
+}
+
+
+@dataclass(frozen=True)
+class Boosting:
+    """Settings of gradient boosting with the log loss.
+
+    Args:
+        trees: number of trees.
+        lr: factor of each tree.
+        leaves: maximum number of leaves of a tree.
+        least: minimum number of pairs in a leaf.
+        l2: L2 regularization of the values of leaves.
+    """
+
+    trees: int = 200
+    lr: float = 0.05
+    leaves: int = 31
+    least: int = 100
+    l2: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_low(1, trees=self.trees, least=self.least)
+        check_low(2, leaves=self.leaves)
+        check_low(1e-9, lr=self.lr)
+        check_low(0, l2=self.l2)
+
+
+class BoostedTrees(nn.Module):
+    """Binary classifier; scikit-learn is needed only to fit it.
+
+    Friedman 2001, "Greedy function approximation: a gradient boosting machine", with histograms as in LightGBM. The
+    nodes of all trees are in one array each; both children of a leaf are the leaf itself.
+
+    Args:
+        features: number of features.
+        settings: settings of the fit.
+    """
+
+    def __init__(self, features: int, settings: Boosting) -> None:
+        super().__init__()
+        self.features, self.settings = features, settings
+        self.nodes: dict[str, Tensor] | None = None
+        self.depth = 0
+
+    @property
+    def fitted(self) -> bool:
+        return self.nodes is not None
+
+    def learn(self, inputs: np.ndarray, hits: np.ndarray, seed: int = 0) -> None:
+        """Fit to inputs (pairs, features), NaN if missing, and hits (pairs,) 0 or 1."""
+        settings = self.settings
+        model = library().HistGradientBoostingClassifier(
+            max_iter=settings.trees,
+            learning_rate=settings.lr,
+            max_leaf_nodes=settings.leaves,
+            min_samples_leaf=settings.least,
+            l2_regularization=settings.l2,
+            early_stopping=False,
+            random_state=seed,
+        )
+        unknown = np.isnan(inputs).all(axis=0)  # scikit-learn rejects columns without any value
+        model.fit(np.where(unknown, 0, inputs) if unknown.any() else inputs, hits)
+        self.set_extra_state(exported(model, self.features))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits (pairs,) in double precision, on the CPU."""
+        assert self.nodes is not None
+        size = max(1, BLOCK // len(self.nodes["roots"]))
+        return torch.cat([self._logits(block) for block in torch.split(inputs.cpu().double(), size)])
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        assert self.nodes is not None
+        feature, threshold, missing_left, left, right, value, roots, start, _ = (self.nodes[name] for name in DTYPES)
+        node = roots.long().expand(len(inputs), -1)  # (pairs, trees)
+        for _ in range(self.depth):
+            x = inputs.gather(1, feature[node].long())
+            goes_left = (x <= threshold[node]) | (x.isnan() & missing_left[node])
+            node = torch.where(goes_left, left[node], right[node]).long()
+        return start + value[node].sum(1)
+
+    def importances(self) -> Tensor:
+        """Share of each feature in the gain of all splits, (features,)."""
+        assert self.nodes is not None
+        gains = self.nodes["gains"]
+        return gains / gains.sum().clamp_min(1e-12)
+
+    def get_extra_state(self) -> dict[str, Tensor] | None:
+        return self.nodes
+
+    def set_extra_state(self, state: dict[str, Tensor] | None) -> None:
+        if state is None:
+            self.nodes, self.depth = None, 0
+            return
+        try:
+            nodes = {name: state[name].cpu() for name in DTYPES}
+            self.depth = depth_of(nodes, self.features)
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise UserError("the boosted trees of the checkpoint are damaged, or of other features") from error
+        self.nodes = nodes
+
+
+def exported(model: Any, features: int) -> dict[str, Tensor]:
+    """Arrays of a fitted `HistGradientBoostingClassifier` of two classes."""
+    trees = [predictor.nodes for (predictor,) in model._predictors]
+    nodes = np.concatenate(trees)
+    roots = np.cumsum([0, *(len(tree) for tree in trees[:-1])])
+    offsets = roots.repeat([len(tree) for tree in trees])
+    own, leaf = np.arange(len(nodes)), nodes["is_leaf"].astype(bool)
+    found = {
+        "feature": np.where(leaf, 0, nodes["feature_idx"]),
+        "threshold": np.where(leaf, 0.0, nodes["num_threshold"]),
+        "missing_left": nodes["missing_go_to_left"].astype(bool),
+        "left": np.where(leaf, own, nodes["left"] + offsets),
+        "right": np.where(leaf, own, nodes["right"] + offsets),
+        "value": np.where(leaf, nodes["value"], 0.0),
+        "roots": roots,
+        "start": np.asarray(model._baseline_prediction).reshape(()),
+        "gains": np.bincount(nodes["feature_idx"][~leaf], nodes["gain"][~leaf].clip(0), features),
+    }
+    return {name: torch.from_numpy(np.array(part)).to(DTYPES[name]) for name, part in found.items()}
+
+
+def depth_of(nodes: dict[str, Tensor], features: int) -> int:
+    """Number of steps from the roots to the lowest leaves; a `ValueError` if these are not trees."""
+    size, roots = len(nodes["value"]), nodes["roots"].long()
+    shapes = dict.fromkeys(DTYPES, (size,)) | {"roots": roots.shape, "start": (), "gains": (features,)}
+    if any(nodes[name].dtype != kind or nodes[name].shape != shapes[name] for name, kind in DTYPES.items()):
+        raise ValueError("other arrays")
+    own, left, right = torch.arange(size), nodes["left"].long(), nodes["right"].long()
+    leaf = (left == own) & (right == own)
+    inner = (left > own) & (right > own) & (torch.maximum(left, right) < size)
+    in_range = (nodes["feature"] >= 0) & (nodes["feature"] < features)
+    finite = nodes["value"].isfinite().all() and nodes["start"].isfinite() and nodes["gains"].isfinite().all()
+    if not ((leaf | inner) & in_range).all() or not finite or nodes["threshold"].isnan().any():
+        raise ValueError("not trees")
+    if not len(roots) or roots.min() < 0 or roots.max() >= size:
+        raise ValueError("no roots")
+    depth, level = 0, roots[~leaf[roots]]
+    while len(level):  # ends, since children come after their parents
+        depth, level = depth + 1, torch.unique(torch.cat([left[level], right[level]]))
+        level = level[~leaf[level]]
+    return depth
+
+
+def library() -> Any:
+    """Import scikit-learn's ensembles, an optional dependency."""
+    try:
+        from sklearn import ensemble
+    except ImportError as error:
+        raise missing_extra(error, "linear") from None
+    return ensemble
