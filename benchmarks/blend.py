@@ -1,8 +1,8 @@
 """The tables of docs/results/blend.md: what each group of features of Blend is worth, on the same candidates.
 
-    python -m zoo fit --config experiments/blend_eurlex.yaml --data.limit_train=12000
-    python benchmarks/blend.py --ckpt RUN/checkpoints/last.ckpt --out runs/blend.pt
-    python benchmarks/blend.py --out runs/blend.pt --trees '{lr: 0.1}' --rows all
+    python -m zoo fit --config experiments/bonsai_eurlex.yaml --data.limit_train=12000 --model.head.lead=80
+    python benchmarks/blend.py --ckpt RUN/checkpoints/last.ckpt --label_texts eurlex57k/labels.json.gz
+    python benchmarks/blend.py --split val --trees '{lr: 0.1}' --rows all
 
 Candidates and features of validation and test documents are computed once and kept in `--out`. Trees are fitted to the
 validation documents and measured on the test documents, or with `--split val` by three folds of the former.
@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from jobs import markdown
+from scipy.sparse import csr_array
 from torch import Tensor
 
-from datamodules import Targets
+from datamodules import Batch, Targets, TextDataModule
 from datamodules.batch import LabelSpace
-from heads import Blend
+from heads import Blend, TransitionContext
 from heads.base import Ranking, probabilities, top_candidates
 from heads.blend.boosting import BoostedTrees, Boosting
 from heads.blend.candidates import union
@@ -37,11 +39,29 @@ FOLDS = 3
 BINS = 15  # of the calibration error
 
 
-def pairs(ckpt: str) -> dict[str, Any]:
+class Documents(TransitionContext):
+    """Words and labels of the training documents, and label texts."""
+
+    def __init__(self, data: TextDataModule) -> None:
+        super().__init__(targets=data.train_targets())
+        self.data = data
+
+    def train_words(self, lead: int = 0) -> csr_array:
+        return self.data.train_words(lead)
+
+    def label_features(self) -> Iterator[tuple[Any, Batch]]:
+        return ((None, batch) for batch in self.data.label_batches())
+
+
+def pairs(ckpt: str, label_texts: str | None) -> dict[str, Any]:
     """Candidates (docs, K), features of all pairs (docs, K, features) and labels of both splits."""
     module = rebuild(Path(ckpt)).eval()
-    data, head = build_data(yaml.safe_load(module.config_text or "")["data"]), module.head
-    assert isinstance(head, Blend)
+    config = yaml.safe_load(module.config_text or "")["data"]
+    config["init_args"]["label_texts"] = label_texts
+    data, member = build_data(config), module.head
+    head = Blend(1, data.space, {"base": lambda *_: member})
+    context = Documents(data)
+    head.features.learn(context, torch.arange(len(context.train_targets())))
     width = head.candidates * len(head.inner_heads)
     kept: dict[str, Any] = {"space": vars(module.space), "groups": {}}
     for group in head.features.groups:
@@ -110,7 +130,8 @@ def shown(name: str, space: LabelSpace, split: Split, scores: Tensor, power: flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ckpt", help="checkpoint of a fitted Blend")
+    parser.add_argument("--ckpt", help="checkpoint of a linear engine")
+    parser.add_argument("--label_texts", help="file with label descriptions")
     parser.add_argument("--out", default="runs/blend.pt")
     parser.add_argument("--split", default="test", choices=["val", "test"])
     parser.add_argument("--rows", default="steps", choices=["steps", "without", "all"])
@@ -118,7 +139,7 @@ def main() -> None:
     parser.add_argument("--exponents", nargs="*", type=float, default=[], help="of the model with all features")
     options = parser.parse_args()
     if not Path(options.out).exists():
-        torch.save(pairs(options.ckpt), options.out)
+        torch.save(pairs(options.ckpt, options.label_texts), options.out)
     kept = torch.load(options.out)
     space, groups = LabelSpace(**kept["space"]), kept["groups"]
     val, test = Split(*kept["val"]), Split(*kept["test"])

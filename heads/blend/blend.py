@@ -11,7 +11,7 @@ from torch import Tensor
 from backbones.base import Features
 from datamodules.batch import Batch, LabelSpace, Targets
 from heads.base import Head, Ranking, TransitionContext, check_low, probabilities, top_candidates
-from heads.blend.boosting import BoostedTrees, Boosting
+from heads.blend.boosting import BoostedTrees, Boosting, library
 from heads.blend.candidates import Candidates, union
 from heads.blend.features import ALL_FEATURES, FeatureGroups, MakeFeatures
 from heads.engines.linear_engine import fold_numbers
@@ -22,6 +22,7 @@ from zoo.core.errors import UserError
 
 ENOUGH = 10_000  # labels of the validation documents from which the ranker is fitted to them
 STEP = 2**20  # pairs per all-reduce
+RESERVED = ("features", "trees", "inverse_propensity")  # attributes that are not names of members
 
 
 class Blend(Head):
@@ -69,13 +70,12 @@ class Blend(Head):
         check_low(0, exponent=exponent)
         if not members:
             raise UserError("`members` is empty: give at least one head by name")
-        for name in members:
-            if not name.isidentifier() or hasattr(self, name) or name in ("features", "trees"):
-                raise UserError(f"`members`: {name!r} cannot be the name of a member; choose another word")
         self.space, self.make_features = space, tuple(ALL_FEATURES if features is None else features)
         self.candidates, self.scores, self.folds = min(candidates, space.num_labels), scores, folds
         self.exponent, self.measure_members = exponent, measure_members
         for name, make in members.items():
+            if not name.isidentifier() or hasattr(self, name) or name in RESERVED:
+                raise UserError(f"`members`: {name!r} cannot be the name of a member; choose another word")
             self.add_module(name, make(dim, space))
         self.needs_tokens = any(member.needs_tokens for member in self.inner_heads.values())
         self.needs_layers = max(member.needs_layers for member in self.inner_heads.values())
@@ -101,8 +101,10 @@ class Blend(Head):
                 )
         elif any("." in name for name in transitions[transitions.index("fit_ranker") :]):
             raise UserError("fit_ranker needs the scores of all members: put it after their own transitions")
-        elif self.scores == "out_of_fold":
-            self._check_folds()
+        else:
+            library()  # fail before other stages run for hours
+            if self.scores == "out_of_fold":
+                self._check_folds()
 
     def _check_folds(self) -> None:
         for name, member in self.inner_heads.items():

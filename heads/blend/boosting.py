@@ -13,7 +13,7 @@ from heads.base import check_low
 from zoo.core.errors import UserError
 from zoo.core.extras import missing_extra
 
-BLOCK = 2**20  # largest number of (pair, tree) combinations that are evaluated at a time
+BLOCK = 2**18  # largest number of (pair, tree) combinations that are evaluated at a time
 DTYPES = {
     "feature": torch.int32,
     "threshold": torch.float64,
@@ -98,12 +98,15 @@ class BoostedTrees(nn.Module):
     def _logits(self, inputs: Tensor) -> Tensor:
         assert self.nodes is not None
         feature, threshold, missing_left, left, right, value, roots, start, _ = (self.nodes[name] for name in DTYPES)
-        node = roots.long().expand(len(inputs), -1)  # (pairs, trees)
+        node = roots.long().repeat(len(inputs))  # of each pair in each tree
+        active = torch.arange(len(node))  # those that are not at a leaf: few, since only some branches are deep
         for _ in range(self.depth):
-            x = inputs.gather(1, feature[node].long())
-            goes_left = (x <= threshold[node]) | (x.isnan() & missing_left[node])
-            node = torch.where(goes_left, left[node], right[node]).long()
-        return start + value[node].sum(1)
+            at = node[active]
+            x = inputs[active // len(roots), feature[at].long()]
+            goes_left = (x <= threshold[at]) | (x.isnan() & missing_left[at])
+            after = torch.where(goes_left, left[at], right[at]).long()
+            node[active], active = after, active[left[after] != after]
+        return start + value[node].view(len(inputs), -1).sum(1)
 
     def importances(self) -> Tensor:
         """Share of each feature in the gain of all splits, (features,)."""

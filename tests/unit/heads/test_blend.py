@@ -256,7 +256,7 @@ def test_plans(splits):
         build(splits[0].space, {"one": Linear}, scores="out_of_fold").check_plan(["fit_ranker"])
 
 
-@pytest.mark.parametrize("name", ["a b", "1st", "rank", "features", "trees", "a.b"])
+@pytest.mark.parametrize("name", ["a b", "1st", "rank", "features", "trees", "space", "a.b"])
 def test_names_of_members(splits, name):
     with raises(UserError, "`members`", repr(name)):
         build(splits[0].space, {name: Linear})
