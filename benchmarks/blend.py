@@ -27,7 +27,7 @@ from datamodules.batch import LabelSpace
 from heads import Blend, TransitionContext
 from heads.base import Ranking, probabilities, top_candidates
 from heads.blend.boosting import BoostedTrees, Boosting
-from heads.blend.candidates import union
+from heads.blend.candidate_union import union
 from heads.tail.propensity import by_propensity
 from heads.tail.rankings import relevant
 from zoo.training.checkpoint import build_data, rebuild

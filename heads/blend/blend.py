@@ -12,7 +12,7 @@ from backbones.base import Features
 from datamodules.batch import Batch, LabelSpace, Targets
 from heads.base import Head, Ranking, TransitionContext, check_low, probabilities, top_candidates
 from heads.blend.boosting import BoostedTrees, Boosting, library
-from heads.blend.candidates import Candidates, union
+from heads.blend.candidate_union import Candidates, union
 from heads.blend.features import ALL_FEATURES, FeatureGroups, MakeFeatures
 from heads.engines.linear_engine import fold_numbers
 from heads.tail.propensity import by_propensity

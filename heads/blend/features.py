@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from backbones.tfidf import TfIdf, smooth_idf
 from datamodules.batch import LabelSpace
 from heads.base import TransitionContext, check_low
-from heads.blend.candidates import Candidates
+from heads.blend.candidate_union import Candidates
 from heads.blend.sparse import nearest, pack, unpack, values_at
 from heads.tree.label_tree import label_matrix
 

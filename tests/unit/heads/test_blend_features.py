@@ -9,7 +9,7 @@ from scipy.sparse import csr_array
 
 from heads.base import Ranking
 from heads.blend import Cooccurrence, Counts, LabelWords, Neighbours, Scores
-from heads.blend.candidates import union
+from heads.blend.candidate_union import union
 from heads.blend.sparse import nearest, pack, unpack, values_at
 from tests.support.blend import LABELS, LEAD, WORDS, Corpus, label_batch
 from tests.support.errors import raises
