@@ -1,4 +1,4 @@
-"""Gradient-boosted trees: fitted by scikit-learn, stored and evaluated as tensors."""
+"""Gradient-boosted trees: fitted by scikit-learn, stored as tensors, evaluated without it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from heads.base import check_low
 from zoo.core.errors import UserError
 from zoo.core.extras import missing_extra
 
-BLOCK = 2**18  # largest number of (pair, tree) combinations that are evaluated at a time
 DTYPES = {
     "feature": torch.int32,
     "threshold": torch.float64,
@@ -39,8 +38,8 @@ class Boosting:
         l2: L2 regularization of the values of leaves.
     """
 
-    trees: int = 200
-    lr: float = 0.05
+    trees: int = 100
+    lr: float = 0.1
     leaves: int = 31
     least: int = 100
     l2: float = 1.0
@@ -67,7 +66,7 @@ class BoostedTrees(nn.Module):
         super().__init__()
         self.features, self.settings = features, settings
         self.nodes: dict[str, Tensor] | None = None
-        self.depth = 0
+        self.lists: list[list[Any]] = []  # the nodes and roots as Python values
 
     @property
     def fitted(self) -> bool:
@@ -92,21 +91,21 @@ class BoostedTrees(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits (pairs,) in double precision, on the CPU."""
         assert self.nodes is not None
-        size = max(1, BLOCK // len(self.nodes["roots"]))
-        return torch.cat([self._logits(block) for block in torch.split(inputs.cpu().double(), size)])
-
-    def _logits(self, inputs: Tensor) -> Tensor:
-        assert self.nodes is not None
-        feature, threshold, missing_left, left, right, value, roots, start, _ = (self.nodes[name] for name in DTYPES)
-        node = roots.long().repeat(len(inputs))  # of each pair in each tree
-        active = torch.arange(len(node))  # those that are not at a leaf: few, since only some branches are deep
-        for _ in range(self.depth):
-            at = node[active]
-            x = inputs[active // len(roots), feature[at].long()]
-            goes_left = (x <= threshold[at]) | (x.isnan() & missing_left[at])
-            after = torch.where(goes_left, left[at], right[at]).long()
-            node[active], active = after, active[left[after] != after]
-        return start + value[node].view(len(inputs), -1).sum(1)
+        columns = np.ascontiguousarray(inputs.cpu().double().numpy().T)
+        logits = np.full(len(inputs), float(self.nodes["start"]))
+        feature, threshold, missing_left, left, right, value, roots = self.lists
+        every = np.arange(len(inputs), dtype=np.int32)
+        for root in roots:  # in their order, so that a sum does not depend on the other pairs
+            parts = [(root, every)]
+            while parts:
+                node, rows = parts.pop()
+                if left[node] == node:
+                    logits[rows] += value[node]
+                elif len(rows):
+                    x = columns[feature[node]].take(rows)
+                    goes_left = ~(x > threshold[node]) if missing_left[node] else x <= threshold[node]  # x may be NaN
+                    parts += [(left[node], rows[goes_left]), (right[node], rows[~goes_left])]
+        return torch.from_numpy(logits)
 
     def importances(self) -> Tensor:
         """Share of each feature in the gain of all splits, (features,)."""
@@ -119,14 +118,14 @@ class BoostedTrees(nn.Module):
 
     def set_extra_state(self, state: dict[str, Tensor] | None) -> None:
         if state is None:
-            self.nodes, self.depth = None, 0
+            self.nodes, self.lists = None, []
             return
         try:
             nodes = {name: state[name].cpu() for name in DTYPES}
-            self.depth = depth_of(nodes, self.features)
+            check_trees(nodes, self.features)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise UserError("the boosted trees of the checkpoint are damaged, or of other features") from error
-        self.nodes = nodes
+        self.nodes, self.lists = nodes, [nodes[name].tolist() for name in DTYPES if nodes[name].dim()][:7]
 
 
 def exported(model: Any, features: int) -> dict[str, Tensor]:
@@ -150,8 +149,8 @@ def exported(model: Any, features: int) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.array(part)).to(DTYPES[name]) for name, part in found.items()}
 
 
-def depth_of(nodes: dict[str, Tensor], features: int) -> int:
-    """Number of steps from the roots to the lowest leaves; a `ValueError` if these are not trees."""
+def check_trees(nodes: dict[str, Tensor], features: int) -> None:
+    """Refuse what are not trees with a `ValueError`; all paths end, since children come after their parents."""
     size, roots = len(nodes["value"]), nodes["roots"].long()
     shapes = dict.fromkeys(DTYPES, (size,)) | {"roots": roots.shape, "start": (), "gains": (features,)}
     if any(nodes[name].dtype != kind or nodes[name].shape != shapes[name] for name, kind in DTYPES.items()):
@@ -165,11 +164,6 @@ def depth_of(nodes: dict[str, Tensor], features: int) -> int:
         raise ValueError("not trees")
     if not len(roots) or roots.min() < 0 or roots.max() >= size:
         raise ValueError("no roots")
-    depth, level = 0, roots[~leaf[roots]]
-    while len(level):  # ends, since children come after their parents
-        depth, level = depth + 1, torch.unique(torch.cat([left[level], right[level]]))
-        level = level[~leaf[level]]
-    return depth
 
 
 def library() -> Any:

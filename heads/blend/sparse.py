@@ -12,7 +12,8 @@ from scipy.sparse import csr_array
 
 from heads.base import Ranking, top_labels
 from zoo.core.cores import available_cores
-from zoo.core.errors import UserError
+from zoo.core.errors import UserError, first_line
+from zoo.core.ragged import Lists
 
 DENSE = 2**22  # largest number of cosines in a block of documents
 ROWS = 64  # documents per block: small, so that a batch has blocks for all cores
@@ -64,18 +65,12 @@ def unpack(state: Any, what: str, rows: int | None = None, width: int | None = N
     """The matrix of `pack`; a `UserError` if it is damaged or has another shape. None stands for any size."""
     try:
         values, columns, starts = (state[name].cpu().numpy() for name in ("values", "columns", "starts"))
-        found = state["width"]
-        dtypes = (values.dtype.name, columns.dtype.name, starts.dtype.name)
-        good = dtypes[:2] == ("float32", "int32") and dtypes[2] in ("int32", "int64")
-        good = good and values.shape == columns.shape == (starts[-1],) and starts[0] == 0
-        good = good and len(starts) - 1 == (len(starts) - 1 if rows is None else rows)
-        good = good and found == (found if width is None else width) and bool((np.diff(starts) >= 0).all())
-        row = np.arange(len(starts) - 1).repeat(np.diff(starts)) if good else starts[:0]
-        ascending = (np.diff(columns) > 0) | (np.diff(row) > 0)
-        good = good and bool(ascending.all() and np.isfinite(values).all())
-        good = good and (not len(columns) or (columns.min() >= 0 and columns.max() < found))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{what} of the checkpoint: damaged") from error
-    if not good:
-        raise UserError(f"{what} of the checkpoint: damaged, or made for another corpus")
-    return csr_array((values, columns, starts), (len(starts) - 1, found))
+        shape = (len(starts) - 1, state["width"])
+        if not isinstance(shape[1], int) or shape != (shape[0] if rows is None else rows, width or shape[1]):
+            raise ValueError(f"a matrix of {shape[0]:,} rows and {shape[1]} columns")
+        Lists(starts, columns).check(*shape)
+        if values.dtype != np.float32 or values.shape != columns.shape or not np.isfinite(values).all():
+            raise ValueError(f"values of type {values.dtype}, or not finite")
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"{what} of the checkpoint: damaged, {first_line(error)}") from error
+    return csr_array((values, columns, starts), shape)

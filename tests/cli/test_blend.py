@@ -19,7 +19,7 @@ model:
     class_path: Blend
     init_args:
       members: {svm: OneVsRestSvm, trees_of_labels: Parabel}
-      features: [heads.blend.Scores, heads.blend.Counts, {class_path: heads.blend.Neighbours, init_args: {k: 10}}]
+      features: [Scores, Counts, {class_path: Neighbours, init_args: {k: 10}}]
       scores: SCORES
       ranker: {trees: 20, least: 10}
 stages:
