@@ -24,6 +24,7 @@ DTYPES = {
     "start": torch.float64,
     "gains": torch.float64,
 }
+WALKED = ("feature", "threshold", "missing_left", "left", "right", "value", "roots")  # what an evaluation reads
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class BoostedTrees(nn.Module):
             check_trees(nodes, self.features)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise UserError("the boosted trees of the checkpoint are damaged, or of other features") from error
-        self.nodes, self.lists = nodes, [nodes[name].tolist() for name in DTYPES if nodes[name].dim()][:7]
+        self.nodes, self.lists = nodes, [nodes[name].tolist() for name in WALKED]
 
 
 def exported(model: Any, features: int) -> dict[str, Tensor]:
