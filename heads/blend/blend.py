@@ -10,15 +10,15 @@ from torch import Tensor
 
 from backbones.base import Features
 from datamodules.batch import Batch, LabelSpace, Targets
-from heads.base import Head, Ranking, TransitionContext, check_low, probabilities, top_candidates
+from heads.base import Head, Ranking, TransitionContext, probabilities, top_candidates
 from heads.blend.boosting import BoostedTrees, Boosting, library
 from heads.blend.candidate_union import Candidates, union
 from heads.blend.features import ALL_FEATURES, FeatureGroups, MakeFeatures
 from heads.engines.linear_engine import fold_numbers
 from heads.tail.propensity import by_propensity
 from heads.tail.rankings import relevant, truncate
-from heads.tail.reranker import OutOfFold
-from zoo.core.errors import UserError
+from heads.tail.reranker import MAX_EXPONENT, OutOfFold
+from zoo.core.errors import MANY, UserError, check_range, check_width
 
 ENOUGH = 10_000  # labels of the validation documents from which the ranker is fitted to them
 STEP = 2**20  # pairs per all-reduce
@@ -65,9 +65,9 @@ class Blend(Head):
         measure_members: bool = True,
     ) -> None:
         super().__init__(dim, space)
-        check_low(1, candidates=candidates)
-        check_low(2, folds=folds)
-        check_low(0, exponent=exponent)
+        check_width(candidates=candidates)
+        check_range(2, MANY, folds=folds)
+        check_range(0, MAX_EXPONENT, exponent=exponent)
         if not members:
             raise UserError("`members` is empty: give at least one head by name")
         self.space, self.make_features = space, tuple(ALL_FEATURES if features is None else features)

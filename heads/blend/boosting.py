@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from heads.base import check_low
-from zoo.core.errors import UserError
+from zoo.core.errors import WIDEST, UserError, check_low, check_range, check_width
 from zoo.core.extras import missing_extra
 
 DTYPES = {
@@ -46,10 +45,11 @@ class Boosting:
     l2: float = 1.0
 
     def __post_init__(self) -> None:
-        check_low(1, trees=self.trees, least=self.least)
-        check_low(2, leaves=self.leaves)
-        check_low(1e-9, lr=self.lr)
-        check_low(0, l2=self.l2)
+        check_width(**{"ranker.trees": self.trees})
+        check_range(2, WIDEST, **{"ranker.leaves": self.leaves})
+        check_low(1, **{"ranker.least": self.least})
+        check_range(1e-9, 1, **{"ranker.lr": self.lr})
+        check_low(0, **{"ranker.l2": self.l2})
 
 
 class BoostedTrees(nn.Module):

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from backbones.tfidf import TfIdf, smooth_idf
 from datamodules.batch import LabelSpace
-from heads.base import TransitionContext, check_low
+from heads.base import TransitionContext
 from heads.blend.candidate_union import Candidates
 from heads.blend.sparse import nearest, pack, unpack, values_at
 from heads.tree.label_tree import label_matrix
+from zoo.core.errors import check_width
 
 FIFTH = 4  # place of the candidate that gaps are measured to, about the number of labels of a document
 MAX_WORDS = 64  # distinct words of a label text that are read
@@ -98,7 +99,7 @@ class Neighbours(PairFeatures):
         self, space: LabelSpace, members: Sequence[str], k: int = 40, lead: int = 80, min_documents: int = 1
     ) -> None:
         super().__init__(space, members)
-        check_low(1, k=k, lead=lead)
+        check_width(k=k, lead=lead)
         self.k, self.lead = k, lead
         self.names = [f"{part}_{what}" for part in ("text", "lead") for what in ("votes", "cosine")]
         self.text_weights, self.lead_weights = TfIdf(space, min_documents), TfIdf(space, min_documents)
@@ -162,7 +163,7 @@ class LabelWords(PairFeatures):
 
     def __init__(self, space: LabelSpace, members: Sequence[str], lead: int = 40, name: int = 4) -> None:
         super().__init__(space, members)
-        check_low(1, lead=lead, name=name)
+        check_width(lead=lead, name=name)
         self.lead, self.name = lead, name
         self.names = [f"{text}_words_in_{part}" for text in ("name", "description") for part in ("text", "lead")]
         self.weights = TfIdf(space)  # only counts words
@@ -226,7 +227,7 @@ class Cooccurrence(PairFeatures):
 
     def __init__(self, space: LabelSpace, members: Sequence[str], others: int = 10) -> None:
         super().__init__(space, members)
-        check_low(1, others=others)
+        check_width(others=others)
         self.others = others
         self.names = ["cooccurrence_max", "cooccurrence_sum"]
         self.chances: csr_array | None = None  # P(column | row), (num_labels, num_labels), without the diagonal

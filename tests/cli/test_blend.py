@@ -69,7 +69,7 @@ def test_mistakes(config, fails, tmp_path):
     for old, new, names in (
         ("on_enter: [fit_ranker]", "on_enter: [svm.fit]", ["fit_ranker"]),
         ("svm: OneVsRestSvm", "'a b': OneVsRestSvm", ["a b"]),
-        ("trees: 20", "trees: 0", ["trees=0"]),
+        ("trees: 20", "trees: 0", ["ranker.trees=0"]),
     ):
         path.write_text(text.replace(old, new))
         fails("fit", "--config", str(path), *TINY, "--runs", str(tmp_path / "runs"), names=names)

@@ -267,7 +267,7 @@ def test_settings(splits):
         Blend(1, splits[0].space, {})
     with raises(UserError, "`candidates=0`"):
         build(splits[0].space, candidates=0)
-    with raises(UserError, "`leaves=1`"):
+    with raises(UserError, "`ranker.leaves=1`"):
         Boosting(leaves=1)
 
 
