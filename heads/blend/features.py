@@ -17,7 +17,7 @@ from heads.base import TransitionContext
 from heads.blend.candidate_union import Candidates
 from heads.blend.sparse import nearest, pack, unpack, values_at
 from heads.tree.label_tree import label_matrix
-from zoo.core.errors import check_width
+from zoo.core.errors import check_low, check_width
 
 FIFTH = 4  # place of the candidate that gaps are measured to, about the number of labels of a document
 MAX_WORDS = 64  # distinct words of a label text that are read
@@ -100,6 +100,7 @@ class Neighbours(PairFeatures):
     ) -> None:
         super().__init__(space, members)
         check_width(k=k, lead=lead)
+        check_low(1, min_documents=min_documents)
         self.k, self.lead = k, lead
         self.names = [f"{part}_{what}" for part in ("text", "lead") for what in ("votes", "cosine")]
         self.text_weights, self.lead_weights = TfIdf(space, min_documents), TfIdf(space, min_documents)
