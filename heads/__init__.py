@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from heads.attention import LSAN, AttentionXML, LabelwiseHead
     from heads.augment import PvaeAugmentor
     from heads.base import DenseHead, Head, Ranking, TransitionContext
+    from heads.blend import Blend
     from heads.engines import Bonsai, LinearEngine, OneVsRestSvm, Parabel
     from heads.experts import AdaptiveClusters, Experts
     from heads.linear import Linear
@@ -21,6 +22,7 @@ __all__ = [
     "PLT",
     "AdaptiveClusters",
     "AttentionXML",
+    "Blend",
     "Bonsai",
     "Decoupled",
     "DenseHead",

@@ -156,7 +156,7 @@ class LinearEngine(Head):
             raise UserError(
                 f"{folds} folds of {len(targets):,} documents: give at least 2 folds, and no more than documents"
             )
-        fold_of = torch.randperm(len(targets), generator=torch.Generator().manual_seed(ctx.seed)) % folds
+        fold_of = fold_numbers(len(targets), folds, ctx.seed)
         scores, labels = torch.zeros(len(targets), k), torch.full((len(targets), k), -1)
         for fold in range(folds):
             seen, unseen = (fold_of != fold).nonzero().flatten(), (fold_of == fold).nonzero().flatten()
@@ -184,3 +184,8 @@ class LinearEngine(Head):
     @abstractmethod
     def set_extra_state(self, state: dict[str, Any] | None) -> None:
         """Load the model."""
+
+
+def fold_numbers(size: int, folds: int, seed: int) -> Tensor:
+    """Fold of each training document, the same for all engines of a run."""
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed)) % folds

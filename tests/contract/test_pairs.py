@@ -40,6 +40,7 @@ OWN = {
     "Bow": {"dim": SMALL["embed_dim"], "blocks": 1, "min_documents": 1},
     "BowTokens": {"dim": SMALL["embed_dim"], "blocks": 1, "min_documents": 1, "tokens": True},
     "CNN": {"dim": 12},
+    "Blend": {"members": {"one": Linear, "two": Linear}},
     "Decoupled": {"head": Linear, "tail": Linear, "fraction": 0.4},
     "LightXML": {"tree": TreeSettings(clusters=4), "beam": 4},
     "Linear": {"hidden": None},

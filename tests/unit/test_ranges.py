@@ -28,6 +28,7 @@ SPACE = label_space([60, 3, 2, 1], vocab_size=6)  # some methods need labels wit
 REQUIRED: dict[str, Any] = {  # by name of the parameter
     **{"dim": 8, "space": SPACE, "backbone": Bow, "encoder": Bow, "num_documents": 5},
     **dict.fromkeys(("inner", "head", "tail"), Linear),
+    "members": {"one": Linear},
     **dict.fromkeys(("engine",), lambda dim, space: Linear(dim, space)),
     **{"params": [torch.nn.Parameter(torch.zeros(1))], "optimizer": None, "stages": None},
     **dict.fromkeys(
@@ -50,12 +51,15 @@ ZERO = {  # settings that can be 0, by name
     *("cluster_weight", "path_weight", "sparse_above", "diversity", "max_kl", "attention_weight", "psc_weight"),
     *("psc_start", "samples", "augment_weight", "bank_memory", "margin_weight", "lr", "eps", "weight_decay"),
     *("warmup", "start", "end", "epochs", "gradient_clip_val", "patience", "average_from", "clusters", "labels"),
-    *("threshold", "near", "tail_labels", "normalize", "learned_exponent"),
+    *("threshold", "near", "tail_labels", "normalize", "learned_exponent", "l2"),
     *("line_mb", "text_mb", "unpacked_gb", "ratio", "members", "download_gb"),  # of Limits
 }
 POSITIVE = {  # settings that cannot be 0, unlike others of the same name
     "PVAETraining": {"epochs", "patience", "lr"},
     "BBN": {"epochs"},
+    "Boosting": {"lr"},
+    "LabelWords": {"lead"},
+    "Neighbours": {"lead"},
     "RankNetTraining": {"lr"},
     "Rerank": {"held_out"},
     "TreeSettings": {"clusters"},

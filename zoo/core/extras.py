@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from zoo.core.errors import UserError
 
 EXTRAS = {
-    "linear": ("omikuji", "liblinear"),
+    "linear": ("omikuji", "liblinear", "sklearn"),
     "report": ("matplotlib", "sklearn"),
     "sweep": ("optuna",),
 }

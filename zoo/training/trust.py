@@ -18,7 +18,7 @@ from jsonargparse import _common
 from zoo.core.errors import UserError
 from zoo.core.parts import KINDS, Kind, load_plugins
 
-MODEL = tuple(KINDS[name] for name in ("heads", "losses", "backbones"))
+MODEL = tuple(KINDS[name] for name in ("heads", "losses", "features", "backbones"))
 DATA = (KINDS["datamodules"],)
 RUN = (
     *KINDS.values(),

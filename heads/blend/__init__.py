@@ -1,0 +1,12 @@
+"""Ensembles that rank the candidates of other heads by a model of features shared by all labels."""
+
+from typing import TYPE_CHECKING
+
+from zoo.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from heads.blend.blend import Blend
+    from heads.blend.features import Cooccurrence, Counts, LabelWords, Neighbours, PairFeatures, Scores
+
+__all__ = ["Blend", "Cooccurrence", "Counts", "LabelWords", "Neighbours", "PairFeatures", "Scores"]
+__getattr__, __dir__ = lazy_names(__name__)

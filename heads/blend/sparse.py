@@ -1,0 +1,76 @@
+"""Sparse matrices of a fitted model: lookups, nearest rows, and their form in a checkpoint."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from heads.base import Ranking, top_labels
+from zoo.core.cores import available_cores
+from zoo.core.errors import UserError, first_line
+from zoo.core.ragged import Lists
+
+DENSE = 2**22  # largest number of cosines in a block of documents
+ROWS = 64  # documents per block: small, so that a batch has blocks for all cores
+
+
+def values_at(matrix: csr_array, rows: np.ndarray, columns: np.ndarray) -> NDArray[np.float32]:
+    """Values at positions that broadcast against each other, 0 where nothing is stored.
+
+    Indices of the matrix must be sorted and unique.
+    """
+    width = matrix.shape[1]
+    stored = np.arange(matrix.shape[0]).repeat(np.diff(matrix.indptr)) * width + matrix.indices  # ascending
+    if not len(stored):
+        return np.zeros(np.broadcast_shapes(rows.shape, columns.shape), np.float32)
+    wanted = rows.astype(np.int64) * width + columns
+    at = np.searchsorted(stored, wanted).clip(max=len(stored) - 1)
+    return np.where(stored[at] == wanted, matrix.data[at], 0).astype(np.float32)
+
+
+def nearest(queries: csr_array, index: csr_array, k: int) -> Ranking:
+    """The k rows with the largest dot product with each query, the first of ties; -1 where it is 0.
+
+    `index` is the transposed matrix, (width, rows).
+    """
+    size = max(1, min(ROWS, DENSE // max(index.shape[1], 1)))
+    blocks = [queries[start : start + size] for start in range(0, max(queries.shape[0], 1), size)]
+
+    def best(block: csr_array) -> Ranking:
+        return top_labels(torch.from_numpy((block @ index).toarray()), k)
+
+    with ThreadPoolExecutor(min(available_cores(), len(blocks))) as threads:  # SciPy's products release the GIL
+        tops = list(threads.map(best, blocks))
+    scores, rows = (torch.cat(part) for part in zip(*((top.scores, top.labels) for top in tops), strict=True))
+    return Ranking(scores, rows.masked_fill(scores <= 0, -1))
+
+
+def pack(matrix: csr_array) -> dict[str, Any]:
+    """A matrix as tensors."""
+    index = np.int32 if matrix.nnz < 2**31 else np.int64
+    parts = {
+        "values": matrix.data.astype(np.float32),
+        "columns": matrix.indices.astype(np.int32),
+        "starts": matrix.indptr.astype(index),
+    }
+    return {name: torch.from_numpy(part) for name, part in parts.items()} | {"width": matrix.shape[1]}
+
+
+def unpack(state: Any, what: str, rows: int | None = None, width: int | None = None) -> csr_array:
+    """The matrix of `pack`; a `UserError` if it is damaged or has another shape. None stands for any size."""
+    try:
+        values, columns, starts = (state[name].cpu().numpy() for name in ("values", "columns", "starts"))
+        shape = (len(starts) - 1, state["width"])
+        if not isinstance(shape[1], int) or shape != (shape[0] if rows is None else rows, width or shape[1]):
+            raise ValueError(f"a matrix of {shape[0]:,} rows and {shape[1]} columns")
+        Lists(starts, columns).check(*shape)
+        if values.dtype != np.float32 or values.shape != columns.shape or not np.isfinite(values).all():
+            raise ValueError(f"values of type {values.dtype}, or not finite")
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"{what} of the checkpoint: damaged, {first_line(error)}") from error
+    return csr_array((values, columns, starts), shape)
