@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,3 +31,10 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Cache of prepared corpora, one for all tests and all workers of a session."""
     base = tmp_path_factory.getbasetemp()
     return (base.parent if base.name.startswith("popen-") else base) / "shared-cache"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _ctrl_c_works():
+    """Tests send SIGINT, which a shell makes its background jobs ignore, and they their children."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
