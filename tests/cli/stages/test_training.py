@@ -215,7 +215,8 @@ def test_a_transform_comes_first_in_the_middle_and_last(config, go, read_metrics
     assert sum("val/nDCG@5" in row for row in rows_of(folder)) == 3  # after each epoch, and after the last transform
     metrics = read_metrics(folder)["metrics"]
     capsys.readouterr()
-    main(["test", f"--ckpt={folder / 'checkpoints' / 'last.ckpt'}", "--trainer.accelerator=cpu"])
+    last = folder / "checkpoints" / "last.ckpt"
+    main(["test", f"--ckpt={last}", f"--trust={Recorder.__module__}", "--trainer.accelerator=cpu"])
     assert f"{100 * metrics['nDCG@5']:.2f}" in capsys.readouterr().out
     begun = Recorder.weights[0][name]
     Recorder.weights.clear()
