@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,9 +12,9 @@ from datamodules.corpora.text_files import files_in
 from datamodules.prepare.corpus import Corpus, Source
 from datamodules.prepare.file_source import FileSource, file_corpus
 from datamodules.prepare.readers import Document, Format, opened, unpacked_name
-from zoo.core.errors import UserError
+from zoo.core.errors import LARGEST, UserError
 
-ANY_NUMBER = sys.maxsize  # of bad rows: they are counted, but never an error
+ANY_NUMBER = LARGEST  # of bad rows: they are counted, but never an error
 SUFFIXES = list(dict.fromkeys([*TEXT_SUFFIXES, *SPARSE_SUFFIXES]))
 
 

@@ -86,6 +86,9 @@ def check_training(config: Namespace) -> None:
     trainer = config.trainer
     if trainer.overfit_batches:
         raise UserError("--trainer.overfit_batches replaces the zoo's sampler: use --data.limit_train instead")
+    for name in ("accumulate_grad_batches", "val_check_interval"):  # Lightning would divide by them
+        if getattr(trainer, name) == 0:
+            raise UserError(f"--trainer.{name}=0 is too low: leave it out, or give a larger value")
     if bool(config.from_stage) != bool(config.ckpt):
         raise UserError("--from_stage NAME and --ckpt FILE need each other; to resume a run, use --ckpt_path last")
     if config.from_stage and config.ckpt_path not in (None, "last"):

@@ -41,6 +41,8 @@ def head_state(folder, name):
     ("given", "names"),
     [
         (["--trainer.max_steps=5"], ["--trainer.max_steps"]),
+        (["--trainer.accumulate_grad_batches=0"], ["--trainer.accumulate_grad_batches=0"]),
+        (["--trainer.val_check_interval=0"], ["--trainer.val_check_interval=0"]),
         *(
             ([f"--stages.finetune.{name}=null"], [f"--stages.finetune.{name}=null"])
             for name in ("patience", "epochs", "trainable", "groups", "restore_best", "monitor", "average_every")
