@@ -76,6 +76,12 @@ class LinearEngine(Head):
         """Whether there is a model."""
 
     @property
+    def num_features(self) -> int:
+        """Width of the features that the model reads."""
+        words = 0 if self.features == "dense" else len(self.tfidf.idf)
+        return words + (0 if self.features == "tfidf" else self.dim)
+
+    @property
     def num_weights(self) -> int | None:
         """Number of weights of the model; None if unknown."""
         return None

@@ -166,8 +166,8 @@ class Parabel(LinearEngine):
             width = json.loads(state["settings.json"].cpu().numpy().tobytes())["n_features"]
         except (KeyError, TypeError, ValueError) as error:
             raise UserError("the omikuji trees of the checkpoint are damaged: settings.json cannot be read") from error
-        if width != len(self.tfidf.idf):
-            raise UserError(f"the trees of the checkpoint are for {width} words, the model has {len(self.tfidf.idf):,}")
+        if width != self.num_features:
+            raise UserError(f"the trees of the checkpoint read {width} features, the model has {self.num_features:,}")
 
 
 class Bonsai(Parabel):

@@ -137,7 +137,7 @@ class OneVsRestSvm(LinearEngine):
         try:
             parts = (state[name].cpu().numpy() for name in ("values", "labels", "starts", "bias"))
             values, labels, starts, bias = parts
-            Lists(starts, labels).check(len(self.tfidf.idf), self.num_labels)
+            Lists(starts, labels).check(self.num_features, self.num_labels)
             if starts.dtype != labels.dtype or {values.dtype, bias.dtype} != {np.dtype(np.float32)}:
                 raise ValueError(f"arrays of type {starts.dtype}, {labels.dtype}, {values.dtype} and {bias.dtype}")
             if values.shape != labels.shape or bias.shape != (self.num_labels,):
