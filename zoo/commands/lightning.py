@@ -108,6 +108,14 @@ def check_training(config: Namespace) -> None:
         )
 
 
+def check_resumable(checkpoint: dict[str, Any], file: Path) -> None:
+    """Refuse a checkpoint without the states that a resume needs."""
+    kinds = {"loops": dict, "callbacks": dict, "optimizer_states": list, "epoch": int, "global_step": int}
+    wrong = [name for name, kind in kinds.items() if not isinstance(checkpoint.get(name), kind)]
+    if wrong or not isinstance(checkpoint["callbacks"].get("StageSchedule"), dict):
+        raise UserError(f"{file} is damaged: its state of {(wrong or ['the stages'])[0]} is missing or of another kind")
+
+
 def choose_tokenizer(config: Namespace) -> None:
     """Default to the backbone's own tokenizer; it is stored in the configuration, and so in checkpoints."""
     data, backbone = config.data.get("init_args"), config.model.backbone
@@ -241,6 +249,7 @@ class ZooCLI(LightningCLI):
         last, step = folder / "checkpoints" / "last.ckpt", -1
         if last.is_file():
             checkpoint = read_checkpoint(last)
+            check_resumable(checkpoint, last)
             epochs = {stage.name: stage.epochs for stage in self.config_init["fit"].stages or []}
             # a final stage without epochs logs at the next step
             transformed = epochs.get(checkpoint["callbacks"]["StageSchedule"]["name"]) == 0

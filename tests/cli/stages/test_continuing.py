@@ -202,3 +202,16 @@ def test_the_written_config_repeats_a_staged_run(config, go, read_metrics):
     again = go(first / "config.yaml", name="again")
     assert read_metrics(again)["metrics"] == read_metrics(first)["metrics"]
     assert differing(weights(first, "last"), weights(again, "last")) == set()
+
+
+@pytest.mark.parametrize("name", ["loops", "callbacks", "optimizer_states", "global_step"])
+def test_a_checkpoint_without_the_states_of_a_run_is_refused(config, go, capsys, name):
+    path = config()
+    folder = go(path, name="cut")
+    last = folder / "checkpoints" / "last.ckpt"
+    content = torch.load(last, weights_only=True) | {name: "text"}
+    torch.save(content, last)
+    with pytest.raises(SystemExit) as left:
+        go(path, "--ckpt_path=last", name="cut")
+    assert left.value.code == 2
+    assert name in line_with(capsys.readouterr().err, "last.ckpt")
