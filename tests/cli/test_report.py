@@ -74,7 +74,7 @@ def runs(tmp_path_factory):
 
 
 def report(*args):
-    main(["report", *map(str, args)])
+    main(["report", "--partial", *map(str, args)])  # the run of LSFA trained on two batches only
 
 
 @pytest.fixture(scope="module")
