@@ -106,6 +106,8 @@ class LinearEngine(Head):
 
     def rank(self, features: Features, k: int) -> Ranking:
         device, size = features.pooled.device, len(features.pooled)
+        if self.features != "dense" and features.batch is None:
+            raise UserError(f"{type(self).__name__} reads words: `features.batch` is missing")
         if self.fitted:
             ranking = self.rank_rows(self.matrix(self._documents(features)), k)
         else:  # validation before its stage
@@ -124,8 +126,7 @@ class LinearEngine(Head):
     def _documents(self, features: Features) -> Documents:
         if self.features == "dense":
             return Documents(None, features.pooled.cpu())
-        if features.batch is None:
-            raise UserError(f"{type(self).__name__} reads words: `features.batch` is missing")
+        assert features.batch is not None
         return Documents(self.tfidf.counts(features.batch), features.pooled.cpu() if self.features == "both" else None)
 
     def _train_documents(self, ctx: TransitionContext) -> Documents:

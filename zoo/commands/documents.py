@@ -18,13 +18,16 @@ from zoo.core.errors import UserError
 
 JSON = {".jsonl", ".ndjson", ".json"}
 TABLES = {".csv", ".tsv", ".parquet"}
+SPARSE = ".xmc"  # lines of features, whose first line is a header
 Row = tuple[Any, str]  # id and text
 
 
 def documents(source: str, text_column: str, id_column: str, max_length: int) -> Iterator[Row]:
     """Id and text of each document; the id is its number if it has none."""
     kind = unpacked_name(Path(source)).suffix if source != "-" else ""
-    if kind in TABLES:
+    if kind == SPARSE:
+        import datamodules.corpora.sparse_files  # noqa: F401  # adds its reader; imports Lightning
+    if kind in {*TABLES, SPARSE}:
         return table_rows(Path(source), kind, text_column, id_column)
     return line_rows(source, kind in JSON, text_column, id_column, max_length)
 

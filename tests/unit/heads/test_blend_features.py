@@ -42,14 +42,14 @@ def fitted(group, corpus, **settings):
 
 
 def assert_equal(group, found, slow):
-    """Compare with a function of (document, label)."""
+    """Compare with a function of (document, label), where it is not None."""
     got = group(found)
     assert got.shape == (*found.labels.shape, len(group.names))
     assert got.dtype == torch.float32
-    pairs = found.known.nonzero().tolist()
-    assert pairs
-    for document, place in pairs:
-        expected = slow(document, int(found.labels[document, place]))
+    pairs = [(*pair, slow(pair[0], int(found.labels[*pair]))) for pair in found.known.nonzero().tolist()]
+    compared = [pair for pair in pairs if pair[-1] is not None]
+    assert len(compared) > len(pairs) / 2
+    for document, place, expected in compared:
         assert got[document, place].tolist() == pytest.approx(expected, abs=1e-5, nan_ok=True)
 
 
@@ -122,7 +122,10 @@ def test_neighbours(corpus, k):
         for first in (None, LEAD):
             vectors, vector = tfidf_of(corpus, first)
             query = vector(other.rows[document])
-            cosines = sorted(((float(query @ row), i) for i, row in enumerate(vectors)), key=lambda x: -x[0])[:k]
+            cosines = sorted(((float(query @ row), i) for i, row in enumerate(vectors)), key=lambda x: -x[0])
+            if k < len(cosines) and cosines[k - 1][0] - cosines[k][0] < 1e-6:
+                return None  # which of two equal ones is among the nearest is up to rounding
+            cosines = cosines[:k]
             total = sum(c**2 for c, _ in cosines)
             votes = sum(c**2 for c, i in cosines if label in corpus.labels[i])
             features += [votes / total if total else 0.0, cosines[0][0]]
