@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from zoo.commands.main import main
+from zoo.commands.sweep_options import read_plan
 from zoo.sweeps.axes import first_setting, options_of
-from zoo.sweeps.plan import read_plan
 
 FOLDER = Path("experiments", "sweeps")
 OF_WANDB = sorted(FOLDER.glob("wandb_*.yaml"))

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zoo.analysis.sheets import Sheet, to_markdown, to_terminal
+from zoo.commands.sweep_options import Parser, check_not_reserved, join_values, positive
 from zoo.commands.usage import page, section
+from zoo.commands.verbs import named_options
 from zoo.core.console import note
 from zoo.core.errors import UserError, did_you_mean
 from zoo.core.files import atomic_write
 from zoo.sweeps.paper_tables import PaperTable, find_table, read_table, table_files
-from zoo.sweeps.plan import Parser, check_not_reserved, join_values, positive
 from zoo.sweeps.reproduction import Reproduction
 
 FIT = (sys.executable, "-m", "zoo", "fit")
@@ -28,6 +29,7 @@ examples:
 """
 
 
+@named_options("out")
 def reproduce(argv: list[str], program: Sequence[str] = FIT) -> None:
     """Train the rows of a paper's table or figure, and show them beside the printed numbers.
 

@@ -51,10 +51,17 @@ def run_command(function: Callable[..., None], name: str, argv: list[str]) -> No
     parser = OneLine(prog=f"zoo {name}")
     parser.add_function_arguments(function, as_group=False, as_positional=bool(positional))
     given = parser.parse_args([*args, *([f"--trust={dumps(trust)}"] if trust else [])])
-    try:
+    with named_options(*parameters):
         function(**given.as_dict())
+
+
+@contextmanager
+def named_options(*own: str) -> Iterator[None]:
+    """Turn settings that an error names into the options `own` of a command."""
+    try:
+        yield
     except UserError as error:
-        raise UserError(as_options(error, parameters)) from error
+        raise UserError(as_options(error, own)) from error
 
 
 def spell_out(argv: list[str], flags: Collection[str]) -> list[str]:
