@@ -20,18 +20,18 @@ from zoo.sweeps.reproduction import Reproduction
 
 FIT = (sys.executable, "-m", "zoo", "fit")
 USAGE = "zoo reproduce PAPER ELEMENT [options]"
-EPILOG = """All other options are passed to `zoo fit`. The same command resumes what is not finished.
+EPILOG = """All other options are passed to `zoo fit`. The same command resumes the rest.
 
 examples:
   zoo reproduce --list
-  zoo reproduce httn table2 --only "Joint,HTTN (18 tail labels)" --seeds 3 --data.root aapd/
+  zoo reproduce httn table2 --only Joint --seeds 3 --data.root aapd/
   zoo reproduce mexml table4 --dry_run
 """
 
 
 @named_options("out")
 def reproduce(argv: list[str], program: Sequence[str] = FIT) -> None:
-    """Train the rows of a paper's table or figure, and show them beside the printed numbers.
+    """Train the rows of a paper's table or figure and compare them with the paper.
 
     Args:
         argv: arguments of the command line.
@@ -65,7 +65,7 @@ def reproduce(argv: list[str], program: Sequence[str] = FIT) -> None:
 def parser() -> Parser:
     made = Parser(
         usage=USAGE,
-        description="Train the rows of a paper's table or figure, and show them beside the printed numbers.",
+        description="Train the rows of a paper's table or figure and compare them with the paper.",
         epilog=EPILOG,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=26),
         allow_abbrev=False,
