@@ -124,7 +124,7 @@ class Reproduction:
         return {name: row for name, row in found.items() if row.runs}
 
     def sheet(self) -> Sheet:
-        """The table in the paper's layout: each metric of our runs, and beside it the printed one."""
+        """The table in the paper's layout: each metric of our runs, next to the printed one."""
         results, printed = self.results(), self.table.printed()
         rows = []
         for name in self.table.rows:
