@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from collections.abc import Sequence
@@ -63,13 +62,7 @@ def reproduce(argv: list[str], program: Sequence[str] = FIT) -> None:
 
 
 def parser() -> Parser:
-    made = Parser(
-        usage=USAGE,
-        description="Train the rows of a paper's table or figure and compare them with the paper.",
-        epilog=EPILOG,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=26),
-        allow_abbrev=False,
-    )
+    made = Parser(USAGE, "Train the rows of a paper's table or figure and compare them with the paper.", EPILOG)
     add = made.add_argument
     add("paper", nargs="?", metavar="PAPER", help="httn, lsfa, ranknet_taug, lightattention or mexml")
     add("element", nargs="?", metavar="ELEMENT", help="table or figure, such as table2")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from zoo.commands.verbs import BOOLEANS
 from zoo.core.errors import UserError
 from zoo.core.metrics import MONITOR, is_better_when_higher
 from zoo.core.shipped import find_experiment
@@ -19,7 +20,6 @@ RESERVED = ("name", "runs", "seed_everything", "ckpt_path", "ckpt", "from_stage"
 INSTEAD = {"seed_everything": "use --seeds N", "config": "use --config"}
 OWN_REASON = "each run has its own name, seed and folder"
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
 USAGE = "zoo sweep --config NAME|FILE --grid|--search KEY=VALUES [...] [options]"
 EPILOG = """All other options are passed to `zoo fit`. The same command resumes a sweep.
 
@@ -31,6 +31,15 @@ examples:
 
 class Parser(argparse.ArgumentParser):
     """Raises errors instead of printing the usage."""
+
+    def __init__(self, usage: str, description: str, epilog: str) -> None:
+        super().__init__(
+            usage=usage,
+            description=description,
+            epilog=epilog,
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=26),
+            allow_abbrev=False,
+        )
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message.removeprefix("argument "))
@@ -79,13 +88,7 @@ def read_plan(argv: list[str]) -> Plan:
 
 
 def parser() -> Parser:
-    made = Parser(
-        usage=USAGE,
-        description="Train many configurations of an experiment, by grid or by search.",
-        epilog=EPILOG,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=26),
-        allow_abbrev=False,
-    )
+    made = Parser(USAGE, "Train many configurations of an experiment, by grid or by search.", EPILOG)
     add = made.add_argument
     add("--config", metavar="NAME|FILE", action="append", help="experiment, as for `zoo fit`; can be repeated")
     add("--sweep", metavar="FILE", help="sweep file, as in experiments/sweeps; options override it")

@@ -19,7 +19,7 @@ from zoo.core.errors import UserError, printable
 HELP = {"-h", "--help"}
 MAX_MESSAGE = 400  # characters
 NOISE = re.compile(r"^\s*(Subtypes:|Given value type:|Given value:|Errors:|- Expected a <class 'NoneType'>)")
-BOOLEANS = {"true", "false", "yes", "no"}
+BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
 SECTIONS = {  # section of a run's settings, by the package that raised an error
     "datamodules": "data",
     "backbones": "model.backbone",
