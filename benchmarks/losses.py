@@ -1,4 +1,4 @@
-"""Table of docs/losses.md: every loss with a linear head and with label attention.
+"""Table of docs/results/losses.md: every loss with a linear head and with label attention.
 
     python benchmarks/losses.py --out runs/losses
 

@@ -99,7 +99,7 @@ class LabelwiseHead(DenseHead):
     computes logits from slices of both. Only one block of documents and labels is in memory at a time.
 
     Args:
-        negatives: number of sampled negative labels per batch, beside all labels of its documents. They are
+        negatives: number of sampled negative labels per batch, in addition to all labels of its documents. They are
             re-weighted, so that the expected loss is that over all labels. Default: train on all labels.
         loss: loss of the labels, see `heads.losses`. Default: binary cross-entropy.
     """

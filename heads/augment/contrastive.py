@@ -32,9 +32,9 @@ def contrastive_loss(
 
 
 def psc_factor(scale: PscScale, documents: int, pairs: int, num_labels: int) -> float:
-    """Factor of a batch's sum over pairs, beside a BCE that is summed over labels and averaged over documents.
+    """Factor of a batch's sum over pairs, added to a BCE that is summed over labels and averaged over documents.
 
-    `sum` is Eq. 9 beside Eq. 6, both with the same reduction. The authors' code averages the BCE over labels too, and
+    `sum` is Eq. 9 added to Eq. 6, both with the same reduction. The authors' code averages the BCE over labels too, and
     the contrastive loss over pairs and once more over documents: `authors` is their total times the number of labels.
     """
     return 1 / documents if scale == "sum" else num_labels / (documents * max(pairs, 1))

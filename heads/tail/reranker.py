@@ -52,7 +52,7 @@ class Rerank(CandidateHead):
         width: width of the bottleneck. Default: 256, and 64 from 50,000 labels on.
         scale: scale of the scores that the network changes.
         network: form of the blocks: `bottleneck` is W2 ReLU(W1 f); `full`, which needs probabilities, is Wr f, where Wr
-            has low rank beside a diagonal that starts at r - 1.
+            has low rank apart from a diagonal that starts at r - 1.
         learned_exponent: start of the exponent a that is trained with the network; None for no term a ln r.
         scores: documents whose scores train the network. `out_of_fold`: all training documents, each scored by a model
             that has not seen it, if the inner head provides that. `held_out`: a share of the training documents, which

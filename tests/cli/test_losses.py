@@ -59,7 +59,8 @@ def test_losses_are_listed(capsys):
 
 
 def test_the_loss_in_the_docs_plugs_in_by_its_path(fit, tmp_path, monkeypatch, read_metrics):
-    (code,) = re.findall(r"```python\n(.*?)```", Path("docs/losses.md").read_text(), re.S)
+    blocks = re.findall(r"```python\n(.*?)```", Path("docs/guides/new-head.md").read_text(), re.S)
+    (code,) = [block for block in blocks if "(Loss):" in block]
     (tmp_path / "my_losses.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     folder = fit("--model.head.loss=my_losses.SmoothedBCE", "--model.head.loss.smoothing=0.2")

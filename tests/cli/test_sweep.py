@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from zoo.commands.main import main
+from zoo.commands.sweep_options import read_plan
 from zoo.sweeps.axes import first_setting, options_of
-from zoo.sweeps.plan import read_plan
 
 FOLDER = Path("experiments", "sweeps")
 OF_WANDB = sorted(FOLDER.glob("wandb_*.yaml"))
@@ -65,22 +62,23 @@ def test_fit_accepts_the_command_of_a_wandb_agent(path, capsys):
 
 
 @pytest.mark.experiment
-def test_a_sweep_of_two_configurations_that_set_two_keys_each(tmp_path):
+def test_a_sweep_of_two_configurations_that_set_two_keys_each(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     key = "model.head.fraction+trainer.callbacks.fraction"
     args = ["--sweep=experiments/sweeps/taug_fraction.yaml", "--grid", f"{key}=0.3,0.5", "--seeds=1", *TINY]
-    command = [sys.executable, "-m", "zoo", "sweep", *args, f"--out={tmp_path}/sweep"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
+    capsys.readouterr()
+    main(["sweep", *args, f"--out={tmp_path}/sweep"])
+    shown = capsys.readouterr()
     configs = [yaml.safe_load(file.read_text()) for file in tmp_path.glob("sweep/runs/seed0/*/*/config.yaml")]
     both = {
         (c["model"]["head"]["init_args"]["fraction"], c["trainer"]["callbacks"][0]["init_args"]["fraction"])
         for c in configs
     }
     assert both == {(0.3, 0.3), (0.5, 0.5)}
-    assert "model.head.fraction" in done.stdout
-    assert "best val/nDCG@5" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("zoo fit --config experiments/taug_bonsai_eurlex.yaml")
-    assert done.stderr.count(": val/nDCG@5") == 2
+    assert "model.head.fraction" in shown.out
+    assert "best val/nDCG@5" in shown.out
+    assert shown.out.splitlines()[-1].startswith("zoo fit --config experiments/taug_bonsai_eurlex.yaml")
+    assert shown.err.count(": val/nDCG@5") == 2
     rows = (tmp_path / "sweep" / "trials.csv").read_text().splitlines()
     assert rows[0] == f"number,state,{key},value"
     assert [row.split(",")[:3] for row in rows[1:]] == [["0", "COMPLETE", "0.3"], ["1", "COMPLETE", "0.5"]]

@@ -204,7 +204,8 @@ def check(
         print_json({"corpus": corpus.name, "problems": [asdict(problem) for problem in problems]})
     else:
         console = plain_console()
-        console.print(f"{printable(corpus.name)}: {f'{len(problems)} problems' if problems else 'no problems'}")
+        count = f"{len(problems) or 'no'} problem{'' if len(problems) == 1 else 's'}"
+        console.print(f"{printable(corpus.name)}: {count}")
         for problem in problems:
             console.print(f"  {printable(str(problem))}")
     if problems:

@@ -19,7 +19,7 @@ from zoo.core.parts import load_plugins
 
 
 def named_corpora() -> dict[str, type[TextDataModule]]:
-    """Corpora of the zoo and of plug-ins that can be used without files of one's own, by class name."""
+    """Corpora of the zoo and of plug-ins that can be used without the user's own files, by class name."""
     modules = (datamodules, *load_plugins())
     members = [member for module in modules for _, member in inspect.getmembers(module, inspect.isclass)]
     return {kind.__name__: kind for kind in members if is_named(kind)}

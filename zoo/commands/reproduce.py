@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from zoo.analysis.sheets import Sheet, to_markdown, to_terminal
+from zoo.commands.sweep_options import Parser, check_not_reserved, join_values, positive
 from zoo.commands.usage import page, section
+from zoo.commands.verbs import named_options
 from zoo.core.console import note
 from zoo.core.errors import UserError, did_you_mean
 from zoo.core.files import atomic_write
 from zoo.sweeps.paper_tables import PaperTable, find_table, read_table, table_files
-from zoo.sweeps.plan import Parser, check_not_reserved, join_values, positive
 from zoo.sweeps.reproduction import Reproduction
 
 FIT = (sys.executable, "-m", "zoo", "fit")
 USAGE = "zoo reproduce PAPER ELEMENT [options]"
-EPILOG = """All other options are passed to `zoo fit`. The same command resumes what is not finished.
+EPILOG = """All other options are passed to `zoo fit`. The same command resumes the rest.
 
 examples:
   zoo reproduce --list
-  zoo reproduce httn table2 --only "Joint,HTTN (18 tail labels)" --seeds 3 --data.root aapd/
+  zoo reproduce httn table2 --only Joint --seeds 3 --data.root aapd/
   zoo reproduce mexml table4 --dry_run
 """
 
 
+@named_options("out")
 def reproduce(argv: list[str], program: Sequence[str] = FIT) -> None:
-    """Train the rows of a paper's table or figure, and show them beside the printed numbers.
+    """Train the rows of a paper's table or figure and compare them with the paper.
 
     Args:
         argv: arguments of the command line.
@@ -61,13 +62,7 @@ def reproduce(argv: list[str], program: Sequence[str] = FIT) -> None:
 
 
 def parser() -> Parser:
-    made = Parser(
-        usage=USAGE,
-        description="Train the rows of a paper's table or figure, and show them beside the printed numbers.",
-        epilog=EPILOG,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=26),
-        allow_abbrev=False,
-    )
+    made = Parser(USAGE, "Train the rows of a paper's table or figure and compare them with the paper.", EPILOG)
     add = made.add_argument
     add("paper", nargs="?", metavar="PAPER", help="httn, lsfa, ranknet_taug, lightattention or mexml")
     add("element", nargs="?", metavar="ELEMENT", help="table or figure, such as table2")

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from zoo.analysis.sheets import csv_cell
+from zoo.commands.sweep_options import read_plan
+from zoo.commands.verbs import named_options
 from zoo.core.console import note
 from zoo.core.errors import UserError
 from zoo.core.extras import require_extra
@@ -23,7 +25,7 @@ from zoo.core.files import atomic_write
 from zoo.core.settings import read_yaml
 from zoo.sweeps.axes import Axis, describe, first_setting, options_of
 from zoo.sweeps.children import Lock, check_command
-from zoo.sweeps.plan import Plan, read_plan
+from zoo.sweeps.plan import Plan
 from zoo.sweeps.trials import Trial, Trials, open_storage
 from zoo.sweeps.workers import Fits, Workers
 
@@ -34,6 +36,7 @@ FIT = (sys.executable, "-m", "zoo", "fit")
 HEADER = "# Written by `zoo sweep`; the same command resumes the sweep in this folder.\n"
 
 
+@named_options("out", "storage", "metric", "seeds", "jobs")
 def run_sweep(argv: list[str], program: Sequence[str] = FIT) -> None:
     """Train many configurations of an experiment, by grid or by search.
 
@@ -79,7 +82,7 @@ def check_folder(out: Path) -> None:
     """Refuse a folder that cannot be created or written to."""
     there = next(path for path in (out, *out.absolute().parents) if os.path.exists(path))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(f"--out={out}: {there} is not a writable folder")
+        raise UserError(f"`out={out}`: {there} is not a writable folder")
 
 
 def known_place(file: Path, identity: dict[str, Any]) -> str | None:
@@ -88,9 +91,9 @@ def known_place(file: Path, identity: dict[str, Any]) -> str | None:
         return None
     known = read_yaml(file)
     if not isinstance(known, dict) or not known.keys() >= {"place", *identity}:
-        raise UserError(f"{file} is damaged: choose another --out, or remove the file to start the sweep again")
+        raise UserError(f"{file} is damaged: choose another `out`, or remove the file to start the sweep again")
     if changed := [key for key in identity if known.get(key) != identity[key]]:
-        raise UserError(f"{file.parent} has another sweep, with different {changed[0]}: choose another --out")
+        raise UserError(f"{file.parent} has another sweep, with different {changed[0]}: choose another `out`")
     return str(known["place"])
 
 

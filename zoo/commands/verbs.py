@@ -19,7 +19,7 @@ from zoo.core.errors import UserError, printable
 HELP = {"-h", "--help"}
 MAX_MESSAGE = 400  # characters
 NOISE = re.compile(r"^\s*(Subtypes:|Given value type:|Given value:|Errors:|- Expected a <class 'NoneType'>)")
-BOOLEANS = {"true", "false", "yes", "no"}
+BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
 SECTIONS = {  # section of a run's settings, by the package that raised an error
     "datamodules": "data",
     "backbones": "model.backbone",
@@ -51,10 +51,17 @@ def run_command(function: Callable[..., None], name: str, argv: list[str]) -> No
     parser = OneLine(prog=f"zoo {name}")
     parser.add_function_arguments(function, as_group=False, as_positional=bool(positional))
     given = parser.parse_args([*args, *([f"--trust={dumps(trust)}"] if trust else [])])
-    try:
+    with named_options(*parameters):
         function(**given.as_dict())
+
+
+@contextmanager
+def named_options(*own: str) -> Iterator[None]:
+    """Turn settings that an error names into the options `own` of a command."""
+    try:
+        yield
     except UserError as error:
-        raise UserError(as_options(error, parameters)) from error
+        raise UserError(as_options(error, own)) from error
 
 
 def spell_out(argv: list[str], flags: Collection[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Axes of a sweep: the values of `--grid`, the ranges of `--search`, and the names of runs."""
+"""Axes of a sweep: values of a grid, ranges of a search, and the names of runs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from zoo.core.errors import UserError
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-GRID_EXAMPLE = "--grid model.head.samples=1,5,10"
-SEARCH_EXAMPLE = "--search model.optimizer.lr=1e-4..1e-2:log, model.head.samples=1..20 or model.head=Linear|LSAN"
+GRID_EXAMPLE = "model.head.samples=1,5,10"
+SEARCH_EXAMPLE = "model.optimizer.lr=1e-4..1e-2:log, model.head.samples=1..20 or model.head=Linear|LSAN"
 KEY = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 RANGE = re.compile(r"(?P<low>[^.].*?|\.\d.*?)\.\.(?P<high>.+?)(?P<log>:log)?")
 WHOLE = re.compile(r"[+-]?\d+")
@@ -93,12 +93,10 @@ def parse_range(keys: tuple[str, ...], match: re.Match[str]) -> Axis:
     try:
         low, high = (int(end) if all(map(WHOLE.fullmatch, ends)) else float(end) for end in ends)
     except ValueError:
-        raise UserError(
-            f"--search {'+'.join(keys)}={match[0]}: not a range of numbers, such as {SEARCH_EXAMPLE}"
-        ) from None
+        raise UserError(f"{'+'.join(keys)}={match[0]}: not a range of numbers, such as {SEARCH_EXAMPLE}") from None
     if not -math.inf < low < high < math.inf or (log and low <= 0):
         need = "finite bounds, the lower one first, and above 0 with :log"
-        raise UserError(f"--search {'+'.join(keys)}={match[0]}: a range needs {need}, such as {SEARCH_EXAMPLE}")
+        raise UserError(f"{'+'.join(keys)}={match[0]}: a range needs {need}, such as {SEARCH_EXAMPLE}")
     return Axis(keys, low=low, high=high, log=log)
 
 

@@ -46,7 +46,7 @@ class Lock:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
-            raise UserError(f"cannot create {path}: {error.strerror}; choose another --out") from error
+            raise UserError(f"cannot create {path}: {error.strerror}; choose another `out`") from error
 
     def try_acquire(self) -> bool:
         try:
@@ -175,6 +175,12 @@ def handling_signals(stops: Stops) -> Iterator[list[int]]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
+
+
+def own_options(seed: int, runs: Path, name: str) -> list[str]:
+    """Options of `zoo fit` for one child: its seed and folder, no progress bar, and resume if it was stopped."""
+    quiet = "--trainer.enable_progress_bar=false"
+    return [quiet, f"--seed_everything={seed}", f"--runs={runs}", f"--name={name}", "--ckpt_path=last"]
 
 
 def end_with_parent() -> None:

@@ -20,11 +20,10 @@ from zoo.core.errors import UserError
 from zoo.core.files import atomic_write
 from zoo.core.metrics import MONITOR
 from zoo.core.run_folder import CHECKPOINTS, RunFolder
-from zoo.sweeps.children import FitRun, Outcome, Stops, handling_signals
+from zoo.sweeps.children import FitRun, Outcome, Stops, handling_signals, own_options
 from zoo.sweeps.paper_tables import PaperTable, Row
 
 ILLEGAL = re.compile(r"[^A-Za-z0-9._+=-]+")
-QUIET = "--trainer.enable_progress_bar=false"
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,8 @@ class Reproduction:
 
     def run_of(self, row: Row, seed: int) -> FitRun:
         runs, name = self.out / f"seed{seed}", safe(row.name)
-        own = [f"--seed_everything={seed}", f"--runs={runs}", f"--name={name}", "--ckpt_path=last"]
-        command = [*self.program, "--config", str(self.file_of(row)), *self.options, QUIET, *own]
+        own = own_options(seed, runs, name)
+        command = [*self.program, "--config", str(self.file_of(row)), *self.options, *own]
         if row.start:
             first = self.run_of(self.table.rows[row.start.row], seed).folder
             folder = Path("RUN") if first is None else first.path  # it is not there before the first row has run
@@ -76,7 +75,7 @@ class Reproduction:
             text = f"# {self.table.name}: {row.name}\n{options}{yaml.safe_dump(row.experiment, sort_keys=False)}"
             file = self.file_of(row)
             if file.is_file() and file.read_text("utf8") != text and any(self.out.glob(f"seed*/{safe(row.name)}")):
-                raise UserError(f"{self.out} has runs of {row.name!r} with other settings: choose another --out")
+                raise UserError(f"{self.out} has runs of {row.name!r} with other settings: choose another `out`")
             file.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(file) as aside:
                 aside.write_text(text, "utf8")
@@ -125,7 +124,7 @@ class Reproduction:
         return {name: row for name, row in found.items() if row.runs}
 
     def sheet(self) -> Sheet:
-        """The table in the paper's layout: each metric of our runs, and beside it the printed one."""
+        """The table in the paper's layout: each metric of our runs, next to the printed one."""
         results, printed = self.results(), self.table.printed()
         rows = []
         for name in self.table.rows:

@@ -33,7 +33,7 @@ class Trial:
         number: Optuna's number.
         setting: index of the setting; a failed setting gets another trial.
         attempt: index of the attempt at this setting.
-        place: id of the folder of its runs; only a sweep with the same `--out` can resume it.
+        place: id of the folder of its runs; only a sweep with the same `out` can resume it.
         state: Optuna's state, such as `RUNNING`.
         values: values by the names of axes.
         value: mean validation result, or the last one if the trial was pruned.
@@ -217,10 +217,10 @@ def open_storage(where: str) -> BaseStorage:
             with open(where, "ab+") as file:
                 file.seek(0)
                 if not JOURNAL_START.startswith(file.read(len(JOURNAL_START))):  # Optuna would append to any file
-                    raise UserError(f"--storage={where} is a file, but not an Optuna journal")
+                    raise UserError(f"`storage={where}` is a file, but not an Optuna journal")
             return JournalStorage(JournalFileBackend(where))
         except OSError as error:
-            raise UserError(f"--storage={where}: {error.strerror}") from error
+            raise UserError(f"`storage={where}`: {error.strerror}") from error
     # SQLite's default timeout of 5 seconds is too short for several processes
     settings = {"connect_args": {"timeout": 60}} if where.startswith("sqlite") else {}
     for attempt in range(OPEN_ATTEMPTS):
@@ -229,6 +229,6 @@ def open_storage(where: str) -> BaseStorage:
         except Exception as error:
             if attempt + 1 == OPEN_ATTEMPTS or isinstance(error, ImportError | ValueError):
                 kind = where.partition("://")[0]  # the rest may contain a password
-                raise UserError(f"--storage={kind}://... cannot be opened: {first_line(error)}") from error
+                raise UserError(f"`storage={kind}://...` cannot be opened: {first_line(error)}") from error
             time.sleep(RETRY_SECONDS * (attempt + 1))
     raise AssertionError

@@ -14,7 +14,7 @@ from zoo.core.cores import available_cores
 from zoo.core.errors import UserError
 from zoo.sweeps import children
 from zoo.sweeps.axes import Axis, describe, options_of, run_name
-from zoo.sweeps.children import FitRun, Outcome, Stops
+from zoo.sweeps.children import FitRun, Outcome, Stops, own_options
 from zoo.sweeps.trials import NO_VALUE, Trial, Trials
 
 
@@ -34,10 +34,8 @@ class Fits:
 
     def of(self, trial: Trial, seed: int) -> FitRun:
         name, runs = run_name(self.experiment, self.axes, trial.values), self.place / f"seed{seed}"
-        own = [f"--seed_everything={seed}", f"--runs={runs}", f"--name={name}", "--ckpt_path=last"]
-        quiet = "--trainer.enable_progress_bar=false"
         varied = options_of(self.axes, trial.values)
-        return FitRun(runs / name, [*self.command, *varied, quiet, *own], self.metric)
+        return FitRun(runs / name, [*self.command, *varied, *own_options(seed, runs, name)], self.metric)
 
     def folders(self, trial: Trial, seeds: int) -> list[Path]:
         """Folders of the finished runs of a trial."""
@@ -180,7 +178,7 @@ class Workers:
         if not known and self.needs_values:
             self.trials.end(trial, "FAIL")
             raise UserError(
-                f"a search needs --metric={self.fits.metric}, which {self.fits.of(trial, 0).folder} has not logged"
+                f"a search needs `metric={self.fits.metric}`, which {self.fits.of(trial, 0).folder} has not logged"
             )
         self.trials.end(trial, "COMPLETE", statistics.fmean(known) if known else NO_VALUE)
 

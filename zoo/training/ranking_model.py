@@ -33,8 +33,8 @@ class Indexed(Protocol):
 class BackboneWithHead(nn.Module):
     """What training (`ZooModule`) and prediction (`RankingModel`) share.
 
-    A checkpoint stores `config_text`, `space` and `vocabulary` beside the weights, so that the file alone is enough to
-    rebuild the model.
+    In addition to the weights, a checkpoint stores `config_text`, `space` and `vocabulary`, so that the file alone is
+    enough to rebuild the model.
     """
 
     def __init__(self, space: LabelSpace, backbone: MakeBackbone, head: MakeHead, depth: int) -> None:

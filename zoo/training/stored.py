@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside its weights: the configuration, the label space and the vocabulary."""
+"""What a checkpoint holds in addition to its weights: the configuration, the label space and the vocabulary."""
 
 from __future__ import annotations
 

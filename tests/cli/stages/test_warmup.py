@@ -179,10 +179,9 @@ def by_batch():
         ([], 0, (8, 13, 8)),
         ([], 1, (8, 9, 6)),
         ([ACCUMULATE], 1, (8, 9, 6)),
-        (["--trainer.limit_train_batches=4"], 1, (8, 9, 6)),
         (["--data.num_workers=1"], 2, (8, 9, 6)),
     ],
-    ids=["epoch-ends", "mid-epoch", "accumulating", "limited", "workers"],
+    ids=["epoch-ends", "mid-epoch", "accumulating", "workers"],
 )
 def test_a_killed_run_goes_on_with_the_same_rates_to_the_same_weights(config, go, args, every, kills):
     path = config(STAGES)

@@ -211,7 +211,7 @@ def private_attributes(source):
 )
 def test_private_attributes_of_lightning_stay_in_one_module(path):
     found = set(private_attributes(path.read_text("utf8"))) - ALLOWED.keys()
-    assert not found, f"Lightning's belong into {HOME.name}, with their reason; others into ALLOWED, with theirs"
+    assert not found, f"Lightning's belong in {HOME.name}, with their reason; others in ALLOWED, with theirs"
 
 
 def test_private_attributes_are_found():

@@ -234,7 +234,7 @@ def test_an_invalid_folder_is_refused(sweeps, out):
 def test_a_lock_that_cannot_be_created_is_a_user_error(tmp_path):
     (tmp_path / "file").touch()
     for place in ("file", "file/x"):
-        with raises(UserError, "sweep.lock", "--out"):
+        with raises(UserError, "sweep.lock", "`out`"):
             Lock(tmp_path / place / "sweep.lock")
 
 

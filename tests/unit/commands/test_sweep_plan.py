@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from tests.support.errors import raises
+from zoo.commands.sweep_options import read_plan, seconds
 from zoo.core.errors import UserError
 from zoo.core.run_folder import RunFolder
 from zoo.core.shipped import find_experiment
 from zoo.sweeps.axes import grid_settings, options_of, parse_texts, run_name, short_keys, split_values
-from zoo.sweeps.plan import read_plan, seconds
 
 
 def grid(*texts):
