@@ -41,6 +41,7 @@ from zoo.training.checkpoint_io import AtomicCheckpointIO
 from zoo.training.loggers import WandbSettings, close_run, make_loggers, run_folder
 from zoo.training.module import ZooModule
 from zoo.training.resume import check_restored, check_resumable
+from zoo.training.stored import Stored, reading
 
 TRAINER_DEFAULTS = {"use_distributed_sampler": False}  # the zoo's own sampler distributes rows over ranks
 SILENCED = (
@@ -235,6 +236,8 @@ class ZooCLI(LightningCLI):
         config, trainer = self.config_init["fit"], self._get(self.config_init, "trainer")
         if config.from_stage:
             self.model.start = read_checkpoint(config.ckpt)
+            with reading(config.ckpt):
+                Stored.of(self.model.start["zoo"])
         own = any(isinstance(callback, ProgressBar) for callback in as_list(trainer.callbacks))
         bar = [] if own or trainer.enable_progress_bar is False else [StageProgressBar()]
         schedule = StageSchedule(config.stages, config.from_stage)
