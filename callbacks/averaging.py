@@ -10,6 +10,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from callbacks.schedule import StageSchedule
+from zoo.core.errors import UserError
 from zoo.core.lightning_internals import is_accumulating
 
 
@@ -49,6 +50,9 @@ class StageAveraging(Callback):
         if self.schedule.trainer.state.fn == "fit":  # not for the test after a fit, which loads the best checkpoint
             self.count, self.first_step = state_dict["count"], state_dict["first_step"]
             self.restored = state_dict["own"]
+            parameters = dict(self.schedule.module.named_parameters())
+            if wrong := [name for name, own in self.restored.items() if own.shape != parameters[name].shape]:
+                raise UserError(f"the weights before averaging have another shape in the checkpoint: {wrong[0]}")
 
     @torch.no_grad()
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -64,7 +64,7 @@ class RunReport(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if not self.has_fitted:  # the test after a fit loads the best checkpoint
             self.seconds = float(state_dict.get("seconds", 0.0))
-            self.memory = dict(state_dict.get("memory", {}))
+            self.memory = {name: float(value) for name, value in state_dict.get("memory", {}).items()}
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.started = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from operator import attrgetter
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,14 @@ from zoo.core.lightning_internals import (
 )
 from zoo.training.module import ZooModule
 from zoo.training.stage import Stage
+
+STORED: dict[str, tuple[type, ...]] = {  # attributes of `StageSchedule` in checkpoints
+    "first_epoch": (int,),
+    "ended": (int, NoneType),
+    "best": (float, NoneType),
+    "best_weights": (dict,),
+    "bad_validations": (int,),
+}
 
 
 class StageSchedule(Callback):
@@ -98,15 +107,17 @@ class StageSchedule(Callback):
     # State in checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        attributes = ("first_epoch", "ended", "best", "best_weights", "bad_validations")
         value = self.trainer.callback_metrics.get(self.stage.monitor)
         state = {"name": self.stage.name, "measured": None if value is None else float(value)}
-        return state | {name: getattr(self, name) for name in attributes}
+        return state | {name: getattr(self, name) for name in STORED}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        state = dict(state_dict)
-        self.index = self._index_of(state.pop("name"))
-        vars(self).update(state, entered=True)
+        self.index = self._index_of(state_dict["name"])
+        for name, kinds in (STORED | {"measured": (float, NoneType)}).items():
+            if not isinstance(value := state_dict[name], kinds):
+                raise UserError(f"the state of the stages is damaged: {name} is of type {type(value).__name__}")
+            setattr(self, name, value)
+        self.entered = True
         self._apply()  # DDP and the optimizers are created after this
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from inspect import signature
 from operator import attrgetter
+from typing import Any
 
 from torch import nn
 
@@ -42,11 +43,19 @@ def check_stage(stage: Stage, module: nn.Module, head: Head, frozen: frozenset[s
         check_glob(f"{where}, groups", glob, names)
 
 
-def check_method(where: str, head: Head, name: str, *arguments: str) -> None:
+def method_of(head: Head, path: str) -> Any:
+    """A public method of a head, or of a head in it, that not every module has; None if there is none."""
+    *parts, name = path.split(".")
     try:
-        method = attrgetter(name)(head)
+        owner = attrgetter(".".join(parts))(head) if parts else head
     except AttributeError:
-        method = None
+        return None
+    is_own = isinstance(owner, nn.Module) and not name.startswith("_") and not hasattr(nn.Module, name)
+    return getattr(owner, name, None) if is_own else None
+
+
+def check_method(where: str, head: Head, name: str, *arguments: str) -> None:
+    method = method_of(head, name)
     if not callable(method):
         raise UserError(f"{where}: {type(head).__name__} has no method {name!r}")
     try:

@@ -18,6 +18,7 @@ from filelock import FileLock
 
 from datamodules.prepare.limits import DEFAULT_LIMITS, Limits
 from zoo.core.console import progress_bar
+from zoo.core.errors import printable
 from zoo.core.files import atomic_write, to_disk
 
 TIMEOUT_SECONDS = 20  # without any data
@@ -94,7 +95,8 @@ class Transfer:
                         file.write(block)
                         advance(len(block))
         except urllib.error.HTTPError as error:
-            raise DownloadError(f"{self.url}: the server answered {error.code} {error.reason}") from None
+            reason = printable(str(error.reason).strip().partition("\n")[0])
+            raise DownloadError(f"{self.url}: the server answered {error.code} {reason}") from None
         except (TimeoutError, ConnectionError, http.client.HTTPException):
             return False
         except urllib.error.URLError as error:

@@ -48,6 +48,11 @@ class Document:
     text: str
     labels: list[str]
 
+    @property
+    def is_replaced(self) -> bool:
+        """Whether a character could not be read, now or when the file was written."""
+        return any(REPLACEMENT in part for part in (self.text, self.id, *self.labels))
+
 
 @dataclass
 class Format:
@@ -68,10 +73,11 @@ class BadRows:
     max_bad_rows: int = 0
     counts: dict[Path, int] = field(default_factory=dict)
     first: dict[Path, list[tuple[int, str]]] = field(default_factory=dict)  # line and reason of the first bad rows
+    replaced: dict[Path, int] = field(default_factory=dict)  # documents with characters that are replaced
 
     def start(self, path: Path) -> None:
         """Start a file, and discard the counts of earlier passes over it."""
-        self.counts[path], self.first[path] = 0, []
+        self.counts[path], self.first[path], self.replaced[path] = 0, [], 0
 
     def add(self, path: Path, line: int, reason: str) -> None:
         self.counts[path] += 1
@@ -85,8 +91,14 @@ class BadRows:
             raise UserError(f"{self._summary(path)}; fix them or allow some with `max_bad_rows={total}`")
 
     def report(self, path: Path) -> list[str]:
-        """Return a one-line summary if the file has bad rows."""
-        return [self._summary(path)] if self.counts.get(path) else []
+        """Return a one-line summary of bad rows and one of replaced characters, if the file has such."""
+        lines = [self._summary(path)] if self.counts.get(path) else []
+        if count := self.replaced.get(path):
+            lines.append(
+                f"{path}: U+FFFD in {count:,} document{'s' if count > 1 else ''}, in the file or for NUL bytes, lone "
+                "surrogates, and control characters of ids and labels"
+            )
+        return lines
 
     def _summary(self, path: Path) -> str:
         count, first = self.counts[path], self.first[path]
@@ -115,7 +127,11 @@ def read_numbered(
         reader: by default the one of the file's extension.
     """
     bad.start(path)
-    with read_errors(path), path.open("rb", buffering=0) as file, decompressed(file, path, format.limits) as stream:
+    with (
+        read_errors(path, pipes=False),
+        path.open("rb", buffering=0) as file,
+        decompressed(file, path, format.limits) as stream,
+    ):
         size, reported = path.stat().st_size, 0
         extension = _extension(path)
         if (reader := reader or READERS.get(extension)) is None:
@@ -130,9 +146,12 @@ def read_numbered(
                 progress(max(file.tell() - reported, 0))  # parquet readers may seek backwards
                 reported = max(file.tell(), reported)
             try:
-                yield line, document_of(row, format)
+                document = document_of(row, format)
             except RowError as error:
                 bad.add(path, line, str(error))
+                continue
+            bad.replaced[path] += document.is_replaced
+            yield line, document
         if progress:
             progress(size - reported)
     bad.check(path)
@@ -140,7 +159,7 @@ def read_numbered(
 
 def fingerprint(path: Path) -> str:
     """Hash the content of a file."""
-    with read_errors(path), path.open("rb") as file:
+    with read_errors(path, pipes=False), path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
@@ -327,13 +346,15 @@ def unpacked_name(path: Path) -> Path:
 
 
 @contextmanager
-def opened(path: Path, limits: Limits = DEFAULT_LIMITS, any_encoding: bool = False) -> Iterator[io.BufferedReader]:
+def opened(
+    path: Path, limits: Limits = DEFAULT_LIMITS, any_encoding: bool = False, pipes: bool = False
+) -> Iterator[io.BufferedReader]:
     """Open a file that may be compressed, and turn what goes wrong into a `UserError`.
 
     Text is UTF-8, and a byte order mark is skipped, unless the caller handles `any_encoding`.
     """
     with (
-        read_errors(path),
+        read_errors(path, pipes),
         path.open("rb", buffering=0) as file,
         decompressed(file, path, limits, any_encoding) as stream,
     ):
@@ -373,9 +394,11 @@ def read_all(stream: IO[bytes], path: Path) -> bytes:
 
 
 @contextmanager
-def read_errors(path: Path) -> Iterator[None]:
-    """Turn errors of reading a file into a one-line `UserError`."""
+def read_errors(path: Path, pipes: bool = True) -> Iterator[None]:
+    """Turn errors of reading a file into a one-line `UserError`; without `pipes`, also a pipe, which may block."""
     try:
+        if not pipes and path.is_fifo():
+            raise UserError(f"{path} is a pipe: corpora are read more than once, so save it as a file")
         yield
     except FileNotFoundError:
         raise UserError(f"no such file: {path}") from None

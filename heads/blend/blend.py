@@ -92,6 +92,11 @@ class Blend(Head):
     def ready(self) -> bool:
         return self.trees.fitted and not self.pending
 
+    def check_indices(self) -> None:
+        """Refuse a checkpoint with trees but without what the features have learned."""
+        if self.trees.fitted and not self.features.learned:
+            raise UserError("the features of the checkpoint are missing: it is damaged")
+
     def check_plan(self, transitions: Sequence[str]) -> None:
         super().check_plan(transitions)
         if "fit_ranker" not in transitions:

@@ -123,7 +123,7 @@ class BoostedTrees(nn.Module):
             return
         try:
             nodes = {name: state[name].cpu() for name in DTYPES}
-            check_trees(nodes, self.features)
+            check_trees(nodes, self.features, self.settings.trees)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise UserError("the boosted trees of the checkpoint are damaged, or of other features") from error
         self.nodes, self.lists = nodes, [nodes[name].tolist() for name in WALKED]
@@ -150,21 +150,21 @@ def exported(model: Any, features: int) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.array(part)).to(DTYPES[name]) for name, part in found.items()}
 
 
-def check_trees(nodes: dict[str, Tensor], features: int) -> None:
-    """Refuse what are not trees with a `ValueError`; all paths end, since children come after their parents."""
+def check_trees(nodes: dict[str, Tensor], features: int, trees: int) -> None:
+    """Refuse what are not at most `trees` trees with a `ValueError`; paths end, as children come after parents."""
     size, roots = len(nodes["value"]), nodes["roots"].long()
-    shapes = dict.fromkeys(DTYPES, (size,)) | {"roots": roots.shape, "start": (), "gains": (features,)}
+    shapes = dict.fromkeys(DTYPES, (size,)) | {"roots": (len(roots),), "start": (), "gains": (features,)}
     if any(nodes[name].dtype != kind or nodes[name].shape != shapes[name] for name, kind in DTYPES.items()):
         raise ValueError("other arrays")
     own, left, right = torch.arange(size), nodes["left"].long(), nodes["right"].long()
     leaf = (left == own) & (right == own)
     inner = (left > own) & (right > own) & (torch.maximum(left, right) < size)
     in_range = (nodes["feature"] >= 0) & (nodes["feature"] < features)
-    finite = nodes["value"].isfinite().all() and nodes["start"].isfinite() and nodes["gains"].isfinite().all()
+    finite = nodes["value"].abs().sum().isfinite() and nodes["start"].isfinite() and nodes["gains"].isfinite().all()
     if not ((leaf | inner) & in_range).all() or not finite or nodes["threshold"].isnan().any():
         raise ValueError("not trees")
-    if not len(roots) or roots.min() < 0 or roots.max() >= size:
-        raise ValueError("no roots")
+    if not 0 < len(roots) <= trees or roots.min() < 0 or roots.max() >= size:
+        raise ValueError("no roots, or too many")
 
 
 def library() -> Any:

@@ -37,6 +37,11 @@ class PairFeatures(nn.Module, ABC):
         super().__init__()
         self.num_labels, self.vocab_size = space.num_labels, space.vocab_size
 
+    @property
+    def learned(self) -> bool:
+        """Whether all that the features need is there."""
+        return True
+
     def learn(self, ctx: TransitionContext, rows: Tensor) -> None:
         """Learn from the training documents `rows`."""
 
@@ -107,6 +112,10 @@ class Neighbours(PairFeatures):
         self.indexes: list[csr_array] = []  # (vocabulary, documents) of both parts
         self.labels: csr_array | None = None  # (documents, num_labels)
 
+    @property
+    def learned(self) -> bool:
+        return self.labels is not None
+
     def learn(self, ctx: TransitionContext, rows: Tensor) -> None:
         words = ctx.train_words(self.lead)[rows.numpy()]
         text, lead = words[:, : self.vocab_size], words[:, self.vocab_size : 2 * self.vocab_size]
@@ -169,6 +178,10 @@ class LabelWords(PairFeatures):
         self.names = [f"{text}_words_in_{part}" for text in ("name", "description") for part in ("text", "lead")]
         self.weights = TfIdf(space)  # only counts words
         self.texts: dict[str, csr_array] = {}  # (num_labels, vocabulary): shares of the words; rows sum to 1
+
+    @property
+    def learned(self) -> bool:
+        return bool(self.texts)
 
     def learn(self, ctx: TransitionContext, rows: Tensor) -> None:
         words = self._label_words(ctx).numpy()
@@ -233,6 +246,10 @@ class Cooccurrence(PairFeatures):
         self.names = ["cooccurrence_max", "cooccurrence_sum"]
         self.chances: csr_array | None = None  # P(column | row), (num_labels, num_labels), without the diagonal
 
+    @property
+    def learned(self) -> bool:
+        return self.chances is not None
+
     def learn(self, ctx: TransitionContext, rows: Tensor) -> None:
         labels = label_matrix(ctx.train_targets().to("cpu").take(rows), self.num_labels)
         counts = labels.sum(0).clip(1)
@@ -268,6 +285,10 @@ class FeatureGroups(nn.Module):
         super().__init__()
         self.groups: Sequence[PairFeatures] = nn.ModuleList(groups)  # type: ignore[assignment]
         self.names = [name for group in groups for name in group.names]
+
+    @property
+    def learned(self) -> bool:
+        return all(group.learned for group in self.groups)
 
     def learn(self, ctx: TransitionContext, rows: Tensor) -> None:
         for group in self.groups:

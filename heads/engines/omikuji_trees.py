@@ -8,7 +8,6 @@ import itertools
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cache, partial
@@ -25,10 +24,11 @@ from datamodules.batch import LabelSpace
 from heads.base import Ranking, TransitionContext
 from heads.engines.cbor import read_cbor
 from heads.engines.linear_engine import LinearEngine
+from heads.engines.omikuji_files import check_tree, column_norms, leaves
 from heads.engines.processes import Workers
 from heads.engines.sparse_text import write_documents
 from zoo.core.cores import available_cores
-from zoo.core.errors import MANY, UserError, check_low, check_range
+from zoo.core.errors import MANY, UserError, check_low, check_range, first_line
 from zoo.core.extras import missing_extra
 
 MODEL = "model"  # folder name
@@ -147,6 +147,7 @@ class Parabel(LinearEngine):
             return
         self._check_files(state)
         if self.files is None or not same_files(self.files, state):
+            self._check_trees(state)
             with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
                 for name, content in state.items():
                     try:
@@ -168,6 +169,14 @@ class Parabel(LinearEngine):
             raise UserError("the omikuji trees of the checkpoint are damaged: settings.json cannot be read") from error
         if width != self.num_features:
             raise UserError(f"the trees of the checkpoint read {width} features, the model has {self.num_features:,}")
+
+    def _check_trees(self, state: dict[str, Tensor]) -> None:
+        """Refuse indices that are out of range, which abort the process, and weights that are not finite."""
+        for name in sorted(state.keys() - {"settings.json"}):
+            try:
+                check_tree(read_cbor(state[name].cpu().numpy().tobytes()), self.num_features, self.num_labels)
+            except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+                raise UserError(f"the omikuji trees of the checkpoint are damaged: {first_line(error)}") from error
 
 
 class Bonsai(Parabel):
@@ -219,27 +228,6 @@ def rank_documents(
         given = (len(ids), ffi.from_buffer("uint32_t[]", ids), ffi.from_buffer("float[]", values))
         found = (ffi.from_buffer("uint32_t[]", labels[row]), ffi.from_buffer("float[]", scores[row]))
         lib.omikuji_predict(model._model_ptr, beam, *given, size, *found, pool)
-
-
-def leaves(node: dict[str, Any]) -> Iterator[tuple[list[int], dict[str, Any]]]:
-    """Labels and weights of all leaves under a node of a decoded tree."""
-    (kind, content) = next(iter(node.items()))
-    if kind == "Leaf":
-        yield content["labels"], content["weights"]
-    else:
-        for child in content["children"]:
-            yield from leaves(child)
-
-
-def column_norms(weights: dict[str, Any]) -> np.ndarray:
-    """Norms of the classifiers in a decoded matrix (features + 1, classifiers), without their biases, the last row."""
-    (kind, content) = next(iter(weights.items()))
-    if kind == "Dense":
-        values = np.array(content["data"], np.float64).reshape(content["dim"])
-        return np.asarray(np.linalg.norm(values[:-1], axis=0))
-    rows = np.repeat(content["outer_inds"], np.diff(content["indptr"]))
-    squares = np.where(rows < content["outer_dim"] - 1, np.square(np.array(content["data"], np.float64)), 0)
-    return np.sqrt(np.bincount(content["inner_inds"], squares, content["inner_dim"]))
 
 
 def in_order(scores: Tensor, labels: Tensor, num_labels: int) -> Ranking:

@@ -1,8 +1,15 @@
 """What a person can put right ends in one line, exit code 2, and no traceback."""
 
+import importlib
+import sys
+
 import pytest
 import torch
 import yaml
+
+from tests.support.output import line_with
+from zoo.commands.lightning import lost_process
+from zoo.commands.verbs import one_line_errors
 
 
 def edit(path, **sections):
@@ -153,3 +160,30 @@ def test_full_disk(fails, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("datamodules.prepare.corpus.RowWriter.write_batch", full)
     fails("fit", "--config", str(tiny), names=["disk"])
     assert not [p for p in (tmp_path / "cache").iterdir() if p.is_dir()]
+
+
+def test_a_module_that_ends_the_program_while_it_is_imported_is_an_error(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_exiting.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit) as left, one_line_errors():
+        importlib.import_module("my_exiting")
+    assert left.value.code == 2
+    assert "my_exiting" in line_with(capsys.readouterr().err, "error:")
+    with pytest.raises(SystemExit) as left, one_line_errors():
+        sys.exit(0)
+    assert left.value.code == 0
+
+
+def test_files_that_vanish_end_in_one_line(tmp_path, capsys):
+    with pytest.raises(SystemExit) as left, one_line_errors():
+        (tmp_path / "gone" / "metrics.csv").write_text("")
+    assert left.value.code == 2
+    assert "gone" in line_with(capsys.readouterr().err, "error:", "ZOO_TRACEBACK")
+    with pytest.raises(OSError, match="no file"), one_line_errors():  # a mistake of the program
+        raise OSError("no file")
+
+
+def test_a_lost_process_is_one_line():
+    assert "another process" in lost_process(RuntimeError("[gloo/transport/tcp/pair.cc:5] Connection reset by peer"))
+    assert lost_process(RuntimeError("shape mismatch")) is None
+    assert lost_process(ValueError("gloo")) is None

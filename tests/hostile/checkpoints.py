@@ -23,9 +23,11 @@ from scipy.sparse import random_array
 
 from datamodules.batch import LabelSpace
 from datamodules.prepare.vocabulary import PAD, UNK, Vocabulary, word_tokenizer
-from heads import OneVsRestSvm
+from heads import Blend, Head, OneVsRestSvm
+from tests.support.blend import Corpus
 from zoo.core.errors import UserError
 from zoo.training.checkpoint import build, save
+from zoo.training.ensemble_tagger import EnsembleTagger
 from zoo.training.tagger import Tag, load
 
 WORDS = {word: i for i, word in enumerate([PAD, UNK, *(f"w{i}" for i in range(28))])}
@@ -39,7 +41,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "PLT": {"backbone": SMALL, "head": {"class_path": "heads.PLT", "init_args": {"tree": {"max_leaf": 3}}}},
     "OneVsRestSvm": {"backbone": "backbones.Words", "head": "heads.OneVsRestSvm"},
     "Rerank": {"backbone": SMALL, "head": {"class_path": "heads.Rerank", "init_args": {"inner": "heads.Linear"}}},
+    "Blend": {
+        "backbone": "backbones.Words",
+        "head": {"class_path": "heads.Blend", "init_args": {"members": {"svm": "heads.OneVsRestSvm"}}},
+    },
 }
+ENSEMBLE = ("Linear", "OneVsRestSvm")
+NAMES = (*MODELS, "Ensemble")
 REST = {
     "seed_everything": 0,
     "data": {"class_path": "datamodules.Sample", "init_args": {"num_documents": 50}},
@@ -48,17 +56,33 @@ REST = {
 
 
 def write(path: Path, name: str) -> Path:
-    """A checkpoint of a small model with random weights."""
+    """A checkpoint of a small model, or an ensemble of two, with random weights."""
+    if name == "Ensemble":
+        members = [write(path.with_suffix(f".{member}"), member) for member in ENSEMBLE]
+        contents = [torch.load(member, weights_only=True) for member in members]
+        EnsembleTagger([load(member, "cpu") for member in members], contents).save(path)
+        return path
     torch.manual_seed(0)
     module = build(MODELS[name], SPACE)
-    if isinstance(module.head, OneVsRestSvm):
-        module.head.weights = random_array((len(WORDS), LABELS), density=0.3, format="csr", dtype=np.float32, rng=0)
-        module.head.bias = np.zeros(LABELS, np.float32)
-        module.head.tfidf.idf.fill_(1)
+    fill(module.head)
     module.config_text = yaml.safe_dump({"model": MODELS[name]} | REST)
     module.vocabulary = Vocabulary(word_tokenizer(WORDS), 50)
     save(module, path)
     return path
+
+
+def fill(head: Head) -> None:
+    """Give a head that is not trained by gradients something to predict with."""
+    if isinstance(head, OneVsRestSvm):
+        head.weights = random_array((len(WORDS), LABELS), density=0.3, format="csr", dtype=np.float32, rng=0)
+        head.bias = np.zeros(LABELS, np.float32)
+        head.tfidf.idf.fill_(1)
+    elif isinstance(head, Blend):
+        for member in head.inner_heads.values():
+            fill(member)
+        head.features.learn(Corpus(40, seed=0).context(), torch.arange(40))
+        draw = np.random.default_rng(0)
+        head.trees.learn(draw.normal(size=(2000, len(head.features.names))), draw.integers(0, 2, 2000))
 
 
 def attempt(path: Path) -> str | None:
@@ -130,16 +154,18 @@ class Mutator:
         """Replace a value of the checkpoint, its configuration included, by one that nobody expects."""
         content, config = self.copies()
         tree: dict[str, Any] = content | {"config": config}
+        if content is not self.whole and self.random.random() < 0.3:
+            content = tree = self.whole
         where = self.random.choice(list(places(tree)))
         put(tree, where, self.odd(get(tree, where)))
-        return packed(tree)
+        return self.packed(content, tree)
 
     def inject(self) -> bytes:
         """Put a class or function where the configuration has another value."""
         content, config = self.copies()
         where = self.random.choice([path for path in places(config) if path])
         put(config, where, self.random.choice(self.hostile()))
-        return packed(content | {"config": config})
+        return self.packed(content, content | {"config": config})
 
     def scramble(self) -> bytes:
         """Change characters of the configuration or of the vocabulary."""
@@ -151,11 +177,27 @@ class Mutator:
             ("", "{", "[" * 5000, '"', "\x00", "\n- &a [*a]\n", "!!python/name:os.system ", "é")
         )
         content["zoo"][key] = text[:start] + filler + text[start + self.random.choice((0, 1, 20)) :]
-        return packed(content if key == "config" else content | {"config": config})
+        return self.packed(content, content if key == "config" else content | {"config": config})
 
     def copies(self) -> tuple[dict[str, Any], Any]:
-        content = torch.load(io.BytesIO(self.bytes), weights_only=True)
+        """Content of the model that is mutated, which is a member if this is an ensemble, and its configuration."""
+        self.whole = torch.load(io.BytesIO(self.bytes), weights_only=True)
+        content = self.random.choice(self.whole["zoo"].get("members", [self.whole]))
         return content, yaml.safe_load(content["zoo"]["config"])
+
+    def packed(self, original: dict[str, Any], changed: dict[str, Any]) -> bytes:
+        """Write the checkpoint with a changed model; an entry `config` replaces its configuration."""
+        changed = dict(changed)
+        if "config" in changed:
+            config = changed.pop("config")
+            if isinstance(changed.get("zoo"), dict):
+                safe = yaml.safe_dump(config) if not holds_tensor(config) else config
+                changed["zoo"] = changed["zoo"] | {"config": safe}
+        original.clear()
+        original.update(changed)
+        file = io.BytesIO()
+        torch.save(self.whole, file)
+        return file.getvalue()
 
     def odd(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and self.random.random() < 0.8:
@@ -213,19 +255,6 @@ def put(tree: Any, path: tuple[Any, ...], value: Any) -> None:
     get(tree, path[:-1])[path[-1]] = value
 
 
-def packed(content: dict[str, Any]) -> bytes:
-    """Write a checkpoint; an entry `config` replaces the configuration."""
-    content = dict(content)
-    if "config" in content:
-        config = content.pop("config")
-        if isinstance(content.get("zoo"), dict):
-            safe = yaml.safe_dump(config) if not holds_tensor(config) else config
-            content["zoo"] = content["zoo"] | {"config": safe}
-    file = io.BytesIO()
-    torch.save(content, file)
-    return file.getvalue()
-
-
 def holds_tensor(tree: Any) -> bool:
     inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
     return isinstance(tree, torch.Tensor) or any(map(holds_tensor, inner))
@@ -257,5 +286,5 @@ if __name__ == "__main__":
     with (
         tempfile.TemporaryDirectory(delete=False) if sys.version_info >= (3, 12) else tempfile.TemporaryDirectory() as f
     ):
-        for model in MODELS:
-            print(model, mutate(model, int(sys.argv[1]) // len(MODELS), Path(f), int((sys.argv[2:] or ["0"])[0])))
+        for model in NAMES:
+            print(model, mutate(model, int(sys.argv[1]) // len(NAMES), Path(f), int((sys.argv[2:] or ["0"])[0])))

@@ -13,6 +13,7 @@ BERT = (
     "{class_path: Transformer, init_args: {name: bert, pretrained: false, config: {hidden_size: 8, "
     "num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 8}}}"
 )
+BLEND = "{class_path: Blend, init_args: {members: {svm: OneVsRestSvm}, candidates: 8, ranker: {trees: 5, least: 5}}}"
 ENGINE = ["--model.backbone=Words", "--stages=[{name: fit, on_enter: [fit]}]", "--trainer.max_epochs=null"]
 MODELS = {
     "linear": [],
@@ -21,6 +22,7 @@ MODELS = {
     "tree": [f"--model.head={TREE}", "--stages=[{name: main, epochs: 1, on_enter: [build_tree]}]"],
     "httn": [f"--model.head={HTTN}", "--stages=[{name: head, epochs: 1}, {name: transfer, on_enter: [transfer]}]"],
     "bert": [f"--model.backbone={BERT}"],
+    "blend": [*ENGINE, f"--model.head={BLEND}", "--stages=[{name: fit, on_enter: [svm.fit, fit_ranker]}]"],
 }
 WITH_STAGES = {"tree", "httn"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from datamodules.prepare.readers import BadRows, Format, read_documents
+from datamodules.prepare.readers import REPLACEMENT, BadRows, Format, read_documents
 from zoo.commands.output import check_not_overwritten, print_summary
 from zoo.core.console import note
 from zoo.core.errors import UserError
@@ -88,6 +88,8 @@ def read_examples(path: Path, format: Format) -> Examples:
         elif not document.text.strip():
             name = f" (id {document.id!r})" if document.id else ""
             raise UserError(f"{path}: document {number}{name} has no text: remove it")
+        elif damaged := [name for name in document.labels if REPLACEMENT in name]:
+            raise UserError(f"{path}: document {number}: label {damaged[0]!r} has characters that cannot be read")
         else:
             examples.append((document.text, document.labels))
     if not examples:

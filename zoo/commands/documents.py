@@ -46,7 +46,7 @@ def may_pause(source: str) -> bool:
 
 
 def table_rows(path: Path, kind: str, text_column: str, id_column: str) -> Iterator[Row]:
-    with opened(path) as stream:
+    with opened(path, pipes=True) as stream:
         rows = READERS[kind](stream, path, Format(text_column, None, id_column)) if stream.peek(1) else ()
         for number, (line, row) in enumerate(rows, 1):
             if isinstance(row, RowError):
@@ -105,7 +105,7 @@ def read_lines(file: IO[str], source: str, max_length: int) -> Iterator[tuple[in
 @contextmanager
 def opened_lines(source: str) -> Iterator[IO[str]]:
     """Open standard input or a file that may be compressed; invalid bytes become lone surrogates."""
-    with standard_input() if source == "-" else opened(Path(source), any_encoding=True) as stream:
+    with standard_input() if source == "-" else opened(Path(source), any_encoding=True, pipes=True) as stream:
         is_utf16 = stream.peek(2).startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         encoding, errors = ("utf-16", "replace") if is_utf16 else ("utf-8-sig", "surrogateescape")
         yield io.TextIOWrapper(stream, encoding, errors, newline="\n")

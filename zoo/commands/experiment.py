@@ -119,7 +119,7 @@ def check_settings(config: dict[str, Any], trust: Sequence[str]) -> None:
     parser.add_class_arguments(Trainer, "trainer")
     parser.add_argument("--stages", type=list[Stage] | None)
     others = {"seed_everything", "name", "best", "last"}  # plain values, which are not classes
-    with imports_limited_to(allowed, in_any=bool(trust)):
+    with imports_limited_to(allowed):
         try:
             parsed = parser.parse_object(deepcopy({key: value for key, value in config.items() if key not in others}))
         except (ArgumentError, ValueError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pkgutil
+import re
 import signal
 import sys
 import tempfile
@@ -12,7 +13,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import Namespace
+from jsonargparse import Namespace, set_parsing_settings
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.accelerators import CUDAAccelerator, MPSAccelerator
@@ -26,7 +27,7 @@ from zoo.commands.catalog import import_parts
 from zoo.commands.config_check import broken_module, check_config
 from zoo.commands.experiment import OneLineParser, resolve_files
 from zoo.commands.own_modules import split_trust
-from zoo.commands.verbs import explain, one_line_errors
+from zoo.commands.verbs import HINT, explain, one_line_errors
 from zoo.core.console import is_first_process, note, terminal_output, warn
 from zoo.core.cores import available_cores
 from zoo.core.errors import UserError, first_line
@@ -39,6 +40,8 @@ from zoo.training.checkpoint import read_checkpoint
 from zoo.training.checkpoint_io import AtomicCheckpointIO
 from zoo.training.loggers import WandbSettings, close_run, make_loggers, run_folder
 from zoo.training.module import ZooModule
+from zoo.training.resume import check_restored, check_resumable
+from zoo.training.stored import Stored, reading
 
 TRAINER_DEFAULTS = {"use_distributed_sampler": False}  # the zoo's own sampler distributes rows over ranks
 SILENCED = (
@@ -56,8 +59,8 @@ BEST = {"monitor": MONITOR, "mode": best_mode(MONITOR), "filename": "best", "ena
 SHARDED = ("fsdp", "deepspeed", "xla", "single_xla")  # strategies that stages do not support
 PRECISIONS = (None, 16, 32, "16", "32", "bf16", "32-true", "16-mixed", "bf16-mixed")  # others change the weights
 OVERSUBSCRIBE = "ZOO_OVERSUBSCRIBE"  # allows more processes than cores
+BACKEND = re.compile(r"gloo|NCCL|Connection (closed|reset) by peer")  # in errors of communication
 FIXABLE = (MisconfigurationException,)  # Lightning's errors that the user can fix
-HINT = " (set ZOO_TRACEBACK=1 for the traceback)"
 
 
 def as_list(value: Any) -> list[Any]:
@@ -106,14 +109,6 @@ def check_training(config: Namespace) -> None:
         raise UserError(
             f"--trainer.strategy={trainer.strategy} is not supported: stages need unsharded weights; use ddp"
         )
-
-
-def check_resumable(checkpoint: dict[str, Any], file: Path) -> None:
-    """Refuse a checkpoint without the states that a resume needs."""
-    kinds = {"loops": dict, "callbacks": dict, "optimizer_states": list, "epoch": int, "global_step": int}
-    wrong = [name for name, kind in kinds.items() if not isinstance(checkpoint.get(name), kind)]
-    if wrong or not isinstance(checkpoint["callbacks"].get("StageSchedule"), dict):
-        raise UserError(f"{file} is damaged: its state of {(wrong or ['the stages'])[0]} is missing or of another kind")
 
 
 def choose_tokenizer(config: Namespace) -> None:
@@ -226,7 +221,9 @@ class ZooCLI(LightningCLI):
         report = RunReport(f"{self.experiment} on {corpus}", self.facts, folder)
         keep = [KeepPredictions(folder)] if folder else []
         self.trainer_defaults["callbacks"] = [*self.training_callbacks(), *keep, report]
-        return super().instantiate_trainer(**kwargs)
+        trainer = super().instantiate_trainer(**kwargs)
+        check_restored(trainer)
+        return trainer
 
     def training_callbacks(self) -> list[Callback]:
         """Callbacks of the stages. Their order matters.
@@ -239,6 +236,8 @@ class ZooCLI(LightningCLI):
         config, trainer = self.config_init["fit"], self._get(self.config_init, "trainer")
         if config.from_stage:
             self.model.start = read_checkpoint(config.ckpt)
+            with reading(config.ckpt):
+                Stored.of(self.model.start["zoo"])
         own = any(isinstance(callback, ProgressBar) for callback in as_list(trainer.callbacks))
         bar = [] if own or trainer.enable_progress_bar is False else [StageProgressBar()]
         schedule = StageSchedule(config.stages, config.from_stage)
@@ -295,6 +294,7 @@ class ZooCLI(LightningCLI):
 def run(argv: list[str]) -> None:
     trust, argv = split_trust(argv)
     end_with_first_process()
+    set_parsing_settings(instantiate_subclass_spec_in_any=False)  # a class belongs where a setting has its type
     import_parts()
     for message in SILENCED:
         warnings.filterwarnings("ignore", message=f".*{message}.*")
@@ -317,11 +317,18 @@ def run(argv: list[str]) -> None:
                 args=argv,
             )
         except Exception as error:
-            if reason := broken_module(error):
+            if reason := broken_module(error) or lost_process(error):
                 raise UserError(reason) from error
             raise
         finally:
             close_run()
+
+
+def lost_process(error: Exception) -> str | None:
+    """One line about another process of a distributed run that has ended; None for other errors."""
+    if isinstance(error, RuntimeError) and BACKEND.search(str(error)):
+        return f"another process of this run has ended: resume with `--ckpt_path last` ({first_line(error)})"
+    return None
 
 
 @terminal_output()

@@ -18,6 +18,7 @@ from zoo.core.errors import UserError, printable
 
 HELP = {"-h", "--help"}
 MAX_MESSAGE = 400  # characters
+HINT = " (set ZOO_TRACEBACK=1 for the traceback)"
 NOISE = re.compile(r"^\s*(Subtypes:|Given value type:|Given value:|Errors:|- Expected a <class 'NoneType'>)")
 BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
 SECTIONS = {  # section of a run's settings, by the package that raised an error
@@ -95,6 +96,10 @@ def one_line_errors(also: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")
         raise SystemExit(130) from None
+    except SystemExit as stop:
+        if module := importing(stop):
+            fail(f"module {module} cannot be imported: it calls sys.exit({stop.code})")
+        raise
     except BrokenPipeError:  # the reader of our output has gone
         discard_output()
         raise SystemExit(1) from None
@@ -102,6 +107,12 @@ def one_line_errors(also: tuple[type[Exception], ...] = ()) -> Iterator[None]:
         if "ZOO_TRACEBACK" in os.environ or (message := explain(error, also)) is None:
             raise
         fail(message)
+
+
+def importing(error: BaseException) -> str | None:
+    """Name of the module whose import raised this error, if it was one."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next((frame.f_globals.get("__name__") for frame in frames if frame.f_code.co_name == "<module>"), None)
 
 
 def discard_output() -> None:
@@ -112,12 +123,15 @@ def discard_output() -> None:
 
 def explain(error: BaseException | None, also: tuple[type[Exception], ...] = ()) -> str | None:
     """One-line message of an error, or of its cause (jsonargparse wraps errors); None if the user cannot fix it."""
-    while error is not None:
-        if isinstance(error, (UserError, *also)):
-            return " ".join((as_options(error) if isinstance(error, UserError) else str(error)).split())
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            return f"the disk is full ({error.filename or 'unknown file'}): free some space and run again"
-        error = error.__cause__ or error.__context__
+    cause = error
+    while cause is not None:
+        if isinstance(cause, (UserError, *also)):
+            return " ".join((as_options(cause) if isinstance(cause, UserError) else str(cause)).split())
+        if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
+            return f"the disk is full ({cause.filename or 'unknown file'}): free some space and run again"
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, OSError) and error.filename and error.strerror:  # such as a folder that was removed meanwhile
+        return f"{error.filename}: {error.strerror}{HINT}"
     return None
 
 

@@ -7,7 +7,8 @@ public API is not enough; if a new version breaks a function, tests/unit/callbac
 from __future__ import annotations
 
 import os
-from typing import TypeVar
+from contextlib import ContextDecorator
+from typing import Any, TypeVar
 
 import torch
 from pytorch_lightning import Callback, LightningDataModule, Trainer
@@ -88,6 +89,19 @@ def reload_train_dataloader(trainer: Trainer) -> None:
 def allow_clipping(optimizer: torch.optim.Optimizer) -> None:
     """Let Lightning clip the gradients of a fused optimizer; it refuses if the optimizer can unscale gradients."""
     vars(optimizer)["_step_supports_amp_scaling"] = False
+
+
+def loaded_states(trainer: Trainer, name: str) -> list[Any]:
+    """States in the checkpoint that is being restored; Lightning ignores those without, or beyond, their objects."""
+    states: list[Any] = trainer._checkpoint_connector._loaded_checkpoint.get(name, [])
+    return states
+
+
+def around_restore(trainer: Trainer, context: ContextDecorator) -> None:
+    """Run what restores states of a checkpoint within a context; the hooks come before, and between, these parts."""
+    connector = trainer._checkpoint_connector
+    for name in ("_restore_modules_and_callbacks", "restore_training_state"):
+        setattr(connector, name, context(getattr(connector, name)))
 
 
 # DDP

@@ -67,6 +67,7 @@ class RunFolder:
             raise ValueError(f"{RESULTS} is larger than {MAX_RESULTS:,} bytes")
         try:
             facts = json.loads(own_file(path, RESULTS).read_text("utf8"))
+            json.dumps(facts, ensure_ascii=False).encode()  # fails if a text has a lone surrogate
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{RESULTS} is not valid JSON: {first_line(error)}") from error
         metrics = facts.pop("metrics", None) if isinstance(facts, dict) else None

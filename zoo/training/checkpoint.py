@@ -28,7 +28,7 @@ ORIGIN = ("pytorch-lightning_version", "epoch", "global_step")  # kept when a ch
 ENCRYPTED = 1  # flag of a zip entry
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
+def read_checkpoint(path: str | Path, mmap: bool = True) -> dict[str, Any]:
     """Read the content of a checkpoint; unpickles only tensors and plain values."""
     file = Path(path).expanduser()
     if not file.is_file():
@@ -36,7 +36,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     try:
         check_archive(file)
         with torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]
-            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # the type depends on which part of the file is damaged
         raise UserError(f"{path} is not a checkpoint, or is damaged: {first_line(error)}") from error
     if not isinstance(content, dict) or "zoo" not in content:
@@ -91,7 +91,7 @@ def build(config: dict[str, Any], space: LabelSpace, trust: Sequence[str] = ()) 
     allowed = import_paths(known, MODEL, check_trust(trust))
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(RankingModel, "model", skip={"space"})
-    with imports_limited_to(allowed, in_any=bool(trust)):
+    with imports_limited_to(allowed):
         try:
             parsed = parser.parse_object({"model": deepcopy(known)})  # which parsing changes
         except (ArgumentError, ValueError) as error:
@@ -108,7 +108,7 @@ def build_data(config: dict[str, Any], trust: Sequence[str] = ()) -> TextDataMod
     config = without_places(config)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(TextDataModule, "data")
-    with imports_limited_to(import_paths(config, DATA, check_trust(trust)), in_any=bool(trust)):
+    with imports_limited_to(import_paths(config, DATA, check_trust(trust))):
         try:
             data = parser.instantiate_classes(parser.parse_object({"data": deepcopy(config)})).data
         except (ArgumentError, ValueError) as error:

@@ -29,8 +29,9 @@ from zoo.training.optimizers import (
     sparse_parameters,
 )
 from zoo.training.ranking_metrics import RankingMetrics
-from zoo.training.ranking_model import BackboneWithHead, MakeBackbone, MakeHead
+from zoo.training.ranking_model import BackboneWithHead, MakeBackbone, MakeHead, check_indices
 from zoo.training.stage import MAIN, Schedule, Stage
+from zoo.training.stored import check_tensor, reading
 
 MANY_TERMS = 5  # with this many loss terms the progress bar shows only their sum
 BAR_METRICS = {"nDCG@5", "P@1"}
@@ -102,8 +103,9 @@ class ZooModule(BackboneWithHead, pl.LightningModule):
             if data.prepared.vocabulary.has_values and not self.backbone.reads_values:
                 note(f"{type(self.backbone).__name__} ignores the feature values of documents; Bow reads them")
         if stage == "fit" and self.start is not None:
-            self.on_load_checkpoint(self.start)
-            load_matching(self, self.start["state_dict"])
+            with reading("`ckpt`"):
+                self.on_load_checkpoint(self.start)
+                load_matching(self, self.start["state_dict"])
 
     def _check_same_corpus(self, data: TextDataModule) -> None:
         corpus = data.prepared.folder.name, data.space.texts
@@ -303,14 +305,22 @@ def vocabulary_within(data: TextDataModule, limit: int | None) -> Vocabulary:
     return Vocabulary.from_text(vocabulary.text, limit)
 
 
+def matches(name: str, value: Any, own: Any) -> bool:
+    """Whether an entry of a state dict can be loaded."""
+    if not isinstance(own, Tensor):
+        return True
+    try:
+        check_tensor(name, value, own)
+    except UserError:
+        return False
+    return True
+
+
 def load_matching(module: nn.Module, weights: dict[str, Tensor]) -> None:
     """Load the weights whose name and shape match, and list the others in a note; extra states have no shape."""
     own = module.state_dict()
-    matching = {
-        name: value
-        for name, value in weights.items()
-        if name in own and (not isinstance(own[name], Tensor) or own[name].shape == value.shape)
-    }
+    matching = {name: value for name, value in weights.items() if name in own and matches(name, value, own[name])}
     module.load_state_dict(matching, strict=False)
+    check_indices(module)
     if initial := [name for name in own if name not in matching]:
         note(f"not in the checkpoint, or of another shape, so they keep their initial values: {', '.join(initial)}")

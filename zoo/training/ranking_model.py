@@ -60,9 +60,7 @@ class BackboneWithHead(nn.Module):
             check_weights(self, state_dict)
         loaded = super().load_state_dict(state_dict, strict=strict, assign=assign)
         if strict:
-            for part in self.modules():
-                if isinstance(part, Indexed):
-                    part.check_indices()
+            check_indices(self)
         return loaded
 
     def stored_parts(self) -> dict[str, Any]:
@@ -108,6 +106,13 @@ class RankingModel(BackboneWithHead):
         """Return the state dict of the `ZooModule` with the same backbone and head."""
         threshold = torch.tensor(self.threshold, dtype=torch.float64)
         return self.state_dict() | {name: threshold.clone() for name in THRESHOLDS}
+
+
+def check_indices(module: nn.Module) -> None:
+    """Check the indices of all parts of a module."""
+    for part in module.modules():
+        if isinstance(part, Indexed):
+            part.check_indices()
 
 
 def check_pair(backbone: Backbone, head: Head) -> None:

@@ -149,17 +149,17 @@ def untrusted(path: str) -> UserError:
 
 
 @contextmanager
-def imports_limited_to(paths: Iterable[str], in_any: bool = False) -> Iterator[None]:
+def imports_limited_to(paths: Iterable[str]) -> Iterator[None]:
     """Let jsonargparse import only these classes, and what is in modules among them.
 
-    Classes in settings without a type are not instantiated, unless `in_any`. The settings of jsonargparse belong to the
-    process and cannot be undone with its public function; the lock keeps threads apart that load checkpoints.
+    Classes in settings without a type are not instantiated. The settings of jsonargparse belong to the process and
+    cannot be undone with its public function; the lock keeps threads apart that load checkpoints.
     """
     settings = _common.parsing_settings
     with LOCK:
         before = dict(settings)
         settings["import_path_verdicts"] = {"*": False} | dict.fromkeys(paths, True)
-        settings |= {"import_paths_enforced": True, "instantiate_subclass_spec_in_any": in_any}
+        settings |= {"import_paths_enforced": True, "instantiate_subclass_spec_in_any": False}
         try:
             yield
         finally:

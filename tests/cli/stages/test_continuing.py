@@ -204,14 +204,36 @@ def test_the_written_config_repeats_a_staged_run(config, go, read_metrics):
     assert differing(weights(first, "last"), weights(again, "last")) == set()
 
 
-@pytest.mark.parametrize("name", ["loops", "callbacks", "optimizer_states", "global_step"])
-def test_a_checkpoint_without_the_states_of_a_run_is_refused(config, go, capsys, name):
+DAMAGE = {  # values in the states of a run, and what an error has to mention
+    "loops": ("text", "loops"),
+    "loops/fit_loop/epoch_progress/total/ready": (-1, "ready"),
+    "callbacks/StageSchedule/first_epoch": ("0", "first_epoch"),
+    "callbacks/ModelCheckpoint/kth_best_model_path": ("/etc/passwd", "'/etc/passwd'"),
+    "optimizer_states": ([], "optimizers"),
+    "optimizer_states/0/param_groups/0/lr": (float("nan"), "optimizer.lr"),
+    "optimizer_states/0/param_groups/0/betas": ("text", "betas"),
+    "optimizer_states/0/state/0/exp_avg": (torch.zeros(1), "exp_avg"),
+    "optimizer_states/0/state/0/step": (torch.tensor(-1.0), "steps"),
+    "optimizer_states/0/state/1/exp_avg_sq/0": (float("inf"), "NaN or infinite"),
+}
+
+
+def test_damaged_states_of_a_run_are_refused(config, go, capsys):
     path = config()
-    folder = go(path, name="cut")
-    last = folder / "checkpoints" / "last.ckpt"
-    content = torch.load(last, weights_only=True) | {name: "text"}
-    torch.save(content, last)
-    with pytest.raises(SystemExit) as left:
-        go(path, "--ckpt_path=last", name="cut")
-    assert left.value.code == 2
-    assert name in line_with(capsys.readouterr().err, "last.ckpt")
+    last = go(path, name="cut") / "checkpoints" / "last.ckpt"
+    good = last.read_bytes()
+    for where, (value, part) in DAMAGE.items():
+        last.write_bytes(good)
+        content = place = torch.load(last, weights_only=True)
+        *parents, key = where.split("/")
+        for parent in parents:
+            names = (
+                [name for name in place if str(name).startswith(parent)] if isinstance(place, dict) else [int(parent)]
+            )
+            place = place[names[0]]
+        place[int(key) if isinstance(place, list | torch.Tensor) else key] = value
+        torch.save(content, last)
+        with pytest.raises(SystemExit) as left:
+            go(path, "--ckpt_path=last", name="cut")
+        assert left.value.code == 2, where
+        assert part in line_with(capsys.readouterr().err, "error:"), where

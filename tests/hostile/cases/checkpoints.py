@@ -319,6 +319,78 @@ ENGINES: dict[str, tuple[str, Edit]] = {
     "parabel-content-random": ("parabel", extra("", random_bytes)),
     "parabel-empty": ("parabel", put("state_dict/head._extra_state", {})),
 }  # fmt: skip
+TREE = "state_dict/head.trees._extra_state"
+GROUP = "state_dict/head.features.groups"
+
+
+def part(path: str, change: Callable[[torch.Tensor], Any]) -> Edit:
+    """Change one entry of the content, by its path."""
+
+    def edit(content: dict[str, Any]) -> None:
+        *parents, last = path.split("/")
+        for parent in parents:
+            content = content[parent]
+        content[last] = change(content[last])
+
+    return edit
+
+
+BLENDS: dict[str, Edit] = {
+    "blend-trees-in-a-circle": part(f"{TREE}/left", lambda value: torch.zeros_like(value)),
+    "blend-children-out-of-range": part(f"{TREE}/right", lambda value: value + 10**6),
+    "blend-children-negative": part(f"{TREE}/left", lambda value: -1 - value),
+    "blend-features-out-of-range": part(f"{TREE}/feature", lambda value: value + 10**6),
+    "blend-roots-out-of-range": part(f"{TREE}/roots", lambda value: value + 10**6),
+    "blend-roots-in-two-dimensions": part(f"{TREE}/roots", lambda value: value[:, None]),
+    "blend-roots-too-many": part(f"{TREE}/roots", lambda value: value.repeat(100)),
+    "blend-values-nan": part(f"{TREE}/value", lambda value: value * float("nan")),
+    "blend-without-neighbours": put(f"{GROUP}.2._extra_state", None),
+    "blend-neighbours-out-of-range": part(f"{GROUP}.2._extra_state/text/columns", lambda value: value + 10**6),
+    "blend-neighbours-too-wide": put(f"{GROUP}.2._extra_state/lead/width", 2**62),
+    "blend-neighbours-descend": part(f"{GROUP}.2._extra_state/labels/starts", lambda value: value.flip(0)),
+    "blend-without-label-words": put(f"{GROUP}.3._extra_state", None),
+    "blend-without-cooccurrence": put(f"{GROUP}.4._extra_state", None),
+    "blend-cooccurrence-nan": part(f"{GROUP}.4._extra_state/values", lambda value: value * float("nan")),
+    "blend-popen-as-member": setting("model/head/init_args/members/svm", EVIL),
+    "blend-popen-as-feature": setting("model/head/init_args/features", [EVIL]),
+    "blend-member-named-like-a-method": setting("model/head/init_args/members", {"forward": "heads.OneVsRestSvm"}),
+}  # fmt: skip
+
+
+def ensemble(edit: Edit) -> Callable[[Box], None]:
+    """Write an ensemble of two models, with changes."""
+
+    def setup(box: Box) -> None:
+        members = [load(box.model(name)) for name in ("linear", "svm")]
+        content = {"zoo": {"format": 2, "members": members, "threshold": 0.5}}
+        edit(content)
+        torch.save(content, box.folder / "bad.ckpt")
+
+    return setup
+
+
+def first_member(edit: Edit) -> Edit:
+    return lambda content: edit(content["zoo"]["members"][0])
+
+
+ENSEMBLES: dict[str, Edit] = {
+    "ensemble-without-members": put("zoo/members", []),
+    "ensemble-of-one": lambda content: content["zoo"]["members"].pop(),
+    "ensemble-of-none": put("zoo/members", None),
+    "ensemble-of-text": put("zoo/members", ["linear.ckpt", "/etc/passwd"]),
+    "ensemble-of-numbers": put("zoo/members", {"a": 1}),
+    "ensemble-of-ensembles": lambda content: content["zoo"]["members"].append({"zoo": dict(content["zoo"])}),
+    "ensemble-of-itself": lambda content: content["zoo"]["members"].append(content),
+    "ensemble-popen-in-member": first_member(setting("model/head", EVIL)),
+    "ensemble-own-in-member": first_member(setting("model/head", OWN)),
+    "ensemble-nan-in-member": first_member(head_weights(one_nan)),
+    "ensemble-other-labels": first_member(lambda content: names_to(lambda n: [f"x{i}" for i in range(n)])(content)),
+    "ensemble-member-of-the-future": first_member(put("zoo/format", 99)),
+    "ensemble-without-weights": first_member(drop("state_dict")),
+    "ensemble-threshold-nan": put("zoo/threshold", float("nan")),
+    "ensemble-threshold-text": put("zoo/threshold", "high"),
+    "ensemble-without-threshold": drop("zoo/threshold"),
+}  # fmt: skip
 TREES: dict[str, Edit] = {
     "tree-labels-out-of-range": weights(shifted),
     "tree-labels-negative": weights(negative),
@@ -427,6 +499,14 @@ def cases(seed: int) -> list[Case]:
         found.append(Case(id, PREDICT, ERROR, files, edited(model, edit), tags_are_sound, needs=(model,)))
     for id, edit in TREES.items():
         found.append(Case(id, PREDICT, EITHER, files, edited("tree", edit), tags_are_sound, needs=("tree",)))
+    for id, edit in BLENDS.items():
+        found.append(Case(id, PREDICT, ERROR, files, edited("blend", edit), tags_are_sound, needs=("blend",)))
+    pair = ("linear", "svm")
+    for id, edit in ENSEMBLES.items():
+        found.append(Case(id, PREDICT, ERROR, files, ensemble(edit), tags_are_sound, needs=pair))
+    for verb, argv in VERBS.items():
+        expect = WORKS if verb == "predict" else ERROR
+        found.append(Case(f"ensemble-with-{verb}", argv, expect, files, ensemble(lambda content: None), needs=pair))
     for id, setup in FILES.items():
         check = damage_shows if id in DAMAGED else tags_are_sound
         expect = EITHER if id.startswith("flipped") or id == "with-more" else ERROR

@@ -205,14 +205,17 @@ def get(kind: str, behaviour: Callable[[Handler], None], sha256: str | None = No
 
 
 def nothing_else(box: Box, result: Result) -> None:
-    """After an error, nothing of the corpus or the download is left but what the next call can resume."""
+    """After an error, nothing of the corpus or the download is left but what the next call can resume.
+
+    A complete download that exceeds a limit stays: with a higher limit it need not be downloaded again.
+    """
     if result.code == 0:
         lost_unless(list((box.folder / "corpus").glob("train.*")), "no training documents were written")
         for file in (box.folder / "corpus").iterdir():
             silent_unless(b"root:" not in gzip.decompress(file.read_bytes()), "the corpus holds a file of this machine")
     else:
         left = [path.name for path in (box.folder / "downloads").glob("*") if ".part" not in path.name]
-        lost_unless(not left, f"a broken download stays: {left}")
+        lost_unless(not left or "limits." in result.err, f"a broken download stays: {left}")
 
 
 def https_downgrade(box: Box, result: Result) -> None:

@@ -77,7 +77,8 @@ INPUTS: dict[str, tuple[str, str | bytes, Sequence[object] | None]] = {
     "surrogate": ("in.jsonl", '{"id": "x", "text": "\\ud800"}\n', None),
     "surrogate-id": ("in.jsonl", '{"id": "\\ud800", "text": "a"}\n', None),
     "invalid-utf8": ("in.jsonl", b'{"id": "x", "text": "\xff"}\n', None),
-    "utf16": ("in.jsonl", JSONL.encode("utf-16"), None),
+    "utf16": ("in.jsonl", JSONL.encode("utf-16"), ALL),  # its mark tells
+    "utf16-without-mark": ("in.jsonl", JSONL.encode("utf-16-le"), None),
     "deep": ("in.jsonl", '{"text": ' + "[" * 100_000, None),
     "empty": ("in.jsonl", "", []),
     "huge-text": ("in.jsonl", json.dumps({"id": "x", "text": "word " * 2_000_000}) + "\n", ["x"]),
@@ -87,7 +88,7 @@ INPUTS: dict[str, tuple[str, str | bytes, Sequence[object] | None]] = {
     "parquet-that-is-none": ("in.parquet", "hello", None),
     "txt-with-form-feed": ("in.txt", "one\x0cstill one\ntwo\u2028still two\nthree\x85\n", [1, 2, 3]),
     "txt-with-old-mac-ends": ("in.txt", "one\rtwo\r", None),
-    "txt-with-nul": ("in.txt", "a\0b\n", [1]),
+    "txt-with-nul": ("in.txt", "a\0b\n", None),  # as in UTF-16 without a mark
     "txt-that-begins-like-json": ("in.txt", "{not json\nsecond\n", [1, 2]),
     "txt-json-then-text": ("in.txt", '{"id": "x", "text": "a"}\nplain\n', None),
     "unknown-extension": ("in.docx", b"PK\x03\x04\xff\xfe", None),
@@ -97,7 +98,8 @@ TASTE = {"ids-0-and-empty", "txt-with-old-mac-ends", "surrogate", "surrogate-id"
 OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "k-0": ("--k=0", ERROR),
     "k-negative": ("--k=-1", ERROR),
-    "k-huge": ("--k=99999999999", WORKS),
+    "k-many": ("--k=99999999", WORKS),
+    "k-huge": ("--k=99999999999", ERROR),  # beyond the largest number of any setting
     "threshold-nan": ("--threshold=nan", ERROR),
     "threshold-inf": ("--threshold=inf", EITHER),
     "threshold-2": ("--threshold=2", EITHER),

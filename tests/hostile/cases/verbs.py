@@ -224,7 +224,7 @@ def interrupted_overwrite(box: Box) -> str:
 
 
 def round_trip(kind: str) -> Story:
-    """Convert there and back: nothing is lost."""
+    """Convert there and back: nothing is lost without a word."""
 
     def tell(box: Box) -> str:
         rows = [
@@ -234,7 +234,10 @@ def round_trip(kind: str) -> Story:
             )
         ]
         box.write({"in.jsonl": "".join(json.dumps(row) + "\n" for row in rows)})
-        box.judge(box.zoo("data", "convert", "in.jsonl", f"middle{kind}"), WORKS)
+        first = box.zoo("data", "convert", "in.jsonl", f"middle{kind}")
+        box.judge(first, WORKS)
+        lost_unless("U+FFFD in 1 document" in first.err, "a NUL byte is replaced without a word")
+        rows[3]["text"] = "a\ufffdb"
         found = box.judge(box.zoo("data", "convert", f"middle{kind}", "out.jsonl"), WORKS)
         lost_unless(box.lines("out.jsonl") == rows, "documents have changed")
         return found

@@ -5,6 +5,7 @@ import csv
 import gzip
 import io
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import datamodules.corpora.sparse_files  # noqa: F401  # adds its reader
 from datamodules.prepare.readers import BadRows, Document, Format, fingerprint, read_documents
 from tests.support.errors import assert_message, raises
 from zoo.core.errors import UserError
@@ -345,7 +347,20 @@ def test_surrogates_and_control_characters_are_replaced(
     tmp_path: Path, name: str, content: bytes, expected: tuple[str, str, str]
 ) -> None:
     id, text, label = expected
-    assert read_bytes(tmp_path, name, content) == [Document(id, text, [label])]
+    path, bad = put(tmp_path, name, content + (b"\n" + GOOD if name == "a.jsonl" else b"")), BadRows()
+    assert next(read_documents(path, Format(), bad)) == Document(id, text, [label])
+    list(read_documents(path, Format(), bad))
+    lines = bad.report(path)
+    assert len(lines) == ("\ufffd" in id + text + label)
+    for line in lines:
+        assert_message(line, path, "U+FFFD in 1 document,")
+
+
+def test_pipes_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.jsonl")
+    refused(tmp_path / "a.jsonl", "pipe")
+    with raises(UserError, "a.jsonl", "pipe"):
+        fingerprint(tmp_path / "a.jsonl")
 
 
 @pytest.mark.parametrize("packed", ["", ".gz"])

@@ -61,7 +61,7 @@ def noisy_pairs(size=2000, features=5, missing=0.2):
 @pytest.mark.parametrize("missing", [0.0, 0.3])
 def test_exported_trees_predict_what_scikit_learn_predicts(missing):
     inputs, hits = noisy_pairs(missing=missing)
-    model = HistGradientBoostingClassifier(max_iter=40, max_leaf_nodes=9, random_state=0).fit(inputs, hits)
+    model = HistGradientBoostingClassifier(max_iter=30, max_leaf_nodes=9, random_state=0).fit(inputs, hits)
     trees = BoostedTrees(inputs.shape[1], SMALL)
     trees.set_extra_state(exported(model, inputs.shape[1]))
     new, _ = noisy_pairs(500, missing=0.1)
@@ -95,6 +95,9 @@ def test_damaged_trees_are_refused():
     for damaged in (
         good | {"left": loop},
         good | {"roots": good["roots"][:0]},
+        good | {"roots": good["roots"][:, None]},
+        good | {"roots": good["roots"].repeat(2)},
+        good | {"value": good["value"].clone().index_fill(0, torch.arange(2), 1e308)},
         {},
         good | {"gains": good["gains"][:2]},
     ):
@@ -133,6 +136,17 @@ def test_a_ranking_does_not_depend_on_the_batch(fitted, splits):
         part = fitted.rank(features.take(rows), 6)
         assert torch.equal(part.labels, whole.labels[rows])
         assert torch.equal(part.scores, whole.scores[rows])
+
+
+def test_trees_without_what_their_features_have_learned_are_refused(fitted):
+    fitted.check_indices()
+    neighbours = fitted.features.groups[2]
+    state = neighbours.get_extra_state()
+    neighbours.set_extra_state(None)
+    with raises(UserError, "features"):
+        fitted.check_indices()
+    neighbours.set_extra_state(state)
+    fitted.check_indices()
 
 
 def test_the_state_dict_has_the_whole_head(fitted, splits, tmp_path):

@@ -5,6 +5,7 @@ import errno
 import io
 import logging
 import os
+import struct
 import sys
 import tempfile
 
@@ -16,7 +17,8 @@ from scipy.sparse import csr_array
 from datamodules.batch import Targets
 from heads import Bonsai, Parabel, TransitionContext
 from heads.engines.cbor import read_cbor
-from heads.engines.omikuji_trees import column_norms, in_order, leaves, library
+from heads.engines.omikuji_files import check_tree, column_norms, leaves
+from heads.engines.omikuji_trees import in_order, library
 from heads.engines.sparse_text import write_documents
 from heads.tree.label_tree import label_matrix
 from tests.support.engines import LABELS, corpus, space_of
@@ -231,11 +233,74 @@ def test_items_of_the_rfc_are_read():
     assert {text: read_cbor(bytes.fromhex(text)) for text in examples} == examples
 
 
+def test_long_lists_of_numbers_are_decoded():
+    numbers = [*range(30), 200, 300, 70_000, 2**40] * 5000
+    items = bytearray()
+    for number in numbers:
+        code = next(i for i, bits in enumerate((8, 16, 32, 64)) if number < 1 << bits)
+        items += bytes([number]) if number < 24 else bytes([24 + code]) + number.to_bytes(1 << code)
+    size = len(numbers).to_bytes(4)
+    assert read_cbor(b"\x9a" + size + items).tolist() == numbers
+    floats = [0.5, 1.1] * 70_000  # of two sizes, and then of one
+    mixed = b"".join(b"\xf9\x38\x00" if x == 0.5 else struct.pack(">Bd", 0xFB, x) for x in floats)
+    alike = struct.pack(">Bf", 0xFA, 0.25) * len(floats)
+    size = (2 * len(floats)).to_bytes(4)
+    assert read_cbor(b"\x9a" + size + mixed + alike).tolist() == floats + [0.25] * len(floats)
+    for rest in (b"", b"\x01" * 99, b"\x01" * 99 + b"\x60", b"\x01" * 99 + b"\x19"):
+        with pytest.raises((IndexError, ValueError)):
+            read_cbor(b"\x98\x64" + rest)
+
+
+SPARSE = {
+    "outer_dim": 3,
+    "inner_dim": 2,
+    "indptr": [0, 2, 3, 5],
+    "outer_inds": [0, 1, 2],
+    "inner_inds": [0, 1, 0, 0, 1],
+    "data": [3.0, 1.0, 4.0, 9.0, 9.0],
+}
+
+
 def test_norms_of_columns_leave_the_bias_out():
     dense = {"Dense": {"dim": [3, 2], "data": [3.0, 1.0, 4.0, 0.0, 9.0, 9.0]}}
-    sparse = {"outer_dim": 3, "inner_dim": 2, "indptr": [0, 2, 3, 5], "outer_inds": [0, 1, 2]}
-    sparse |= {"inner_inds": [0, 1, 0, 0, 1], "data": [3.0, 1.0, 4.0, 9.0, 9.0]}
-    assert column_norms(dense).tolist() == column_norms({"Sparse": sparse}).tolist() == [5, 1]
+    assert column_norms(dense).tolist() == column_norms({"Sparse": SPARSE}).tolist() == [5, 1]
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("indptr", [0, 2, 3, 10**6]),
+        ("indptr", [0, 3, 2, 5]),
+        ("indptr", [1, 2, 3, 5]),
+        ("indptr", []),
+        ("outer_inds", [0, 1]),
+        ("outer_inds", [0, 1, 3]),
+        ("outer_dim", 10**6),
+        ("inner_inds", [0, 1, 0, 0, 2]),
+        ("inner_inds", [0, -1, 0, 0, 1]),
+        ("inner_inds", [0]),
+        ("inner_inds", [0.5] * 5),
+        ("data", [1.0]),
+        ("data", [float("nan")] * 5),
+    ],
+)
+def test_indices_of_trees_are_checked(part, value):
+    """The library aborts the process if one of them is out of range."""
+    check_tree({"Leaf": {"weights": {"Sparse": SPARSE}, "labels": [0, 9]}}, features=2, labels=10)
+    with pytest.raises(ValueError, match=r"NaN|index|rows|sizes"):
+        check_tree({"Leaf": {"weights": {"Sparse": SPARSE | {part: value}}, "labels": [0]}}, features=2, labels=10)
+    with pytest.raises(ValueError, match="index"):
+        check_tree({"Leaf": {"weights": {"Sparse": SPARSE}, "labels": [10]}}, features=2, labels=10)
+
+
+def test_a_label_of_a_tree_that_is_out_of_range_is_refused(fitted):
+    state = fitted.get_extra_state()
+    content = bytearray(state["tree0.cbor"].numpy().tobytes())
+    content[content.rindex(b"labels") + len("labels") + 1] = LABELS  # the first of a list
+    with raises(UserError, "omikuji", LABELS):
+        Parabel(1, fitted.space, max_leaf=3).set_extra_state(
+            state | {"tree0.cbor": torch.frombuffer(content, dtype=torch.uint8)}
+        )
 
 
 def slow_matrix(weights):

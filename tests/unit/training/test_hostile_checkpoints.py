@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from tests.hostile.checkpoints import MODELS, TEXTS, attempt, mutate, write
+from tests.hostile.checkpoints import NAMES, TEXTS, attempt, mutate, write
 from tests.support.errors import raises
 from zoo.commands.experiment import config_of
 from zoo.core.errors import UserError
@@ -38,9 +38,9 @@ def change(ckpt):
     return apply
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", NAMES)
 def test_mutations_end_in_an_error_or_a_model_and_run_no_code(model, tmp_path):
-    refused = mutate(model, MUTATIONS // len(MODELS), tmp_path)
+    refused = mutate(model, MUTATIONS // len(NAMES), tmp_path)
     assert all(refused.values()), refused
 
 
