@@ -103,7 +103,7 @@ def show(job: Reproduction, out: Path) -> None:
     sys.stdout.write(to_terminal([sheet]))
     with atomic_write(out / "table.md") as aside:
         aside.write_text(to_markdown([sheet]), "utf8")
-    if job.table.x is not None and job.results():
+    if job.table.is_figure and job.results():
         draw(job, out / "figure.svg")
 
 
@@ -114,9 +114,10 @@ def draw(job: Reproduction, file: Path) -> None:
         note("no figure: `pip install 'xmc-zoo[report]'` draws it")
         return
     from zoo.analysis.canvas import svg_file
-    from zoo.analysis.points import point_curves
+    from zoo.analysis.points import bars, point_curves
 
-    figure = point_curves(job.results(), job.table.columns, job.table.x or "")
+    rows, columns, x = job.results(), job.table.columns, job.table.x
+    figure = bars(rows, columns) if x is None else point_curves(rows, columns, x)
     with atomic_write(file) as aside:
         aside.write_text(svg_file(figure, "figure"), "utf8")
     note(f"figure: {file}")

@@ -74,9 +74,13 @@ class PaperTable:
         assert match
         return match[2]
 
+    @property
+    def is_figure(self) -> bool:
+        return self.name.split()[-1].startswith("figure")
+
     def printed(self) -> dict[str, dict[str, str]]:
         """Published values in %, by row and column; figures print none."""
-        if not self.name.split()[-1].startswith("table"):
+        if self.is_figure:
             return {}
         return {
             paper.method: paper.values

@@ -137,10 +137,16 @@ def test_tables_share_a_row_in_one_folder(run, folder):
         reproduce(["demo", "table3", "--out=both"], ["false"])
 
 
-def test_points_of_a_figure_are_drawn(run, folder):
+@pytest.mark.parametrize(
+    ("change", "texts"),
+    [({"rows": {5: {}, 10: {}}, "x": "draws"}, ["draws", "P@3"]), ({}, ["Joint", "Two stages", "P@3"])],
+)
+def test_figures_are_drawn(folder, tmp_path, change, texts):
     pytest.importorskip("matplotlib")
-    run(content=TABLE | {"rows": {5: {}, 10: {}}, "x": "draws"})
-    assert "draws" in (folder.parents[2] / "runs/papers/demo_table2/figure.svg").read_text()
+    (folder / "figure3.yaml").write_text(f"# Demo, Figure 3: rows.\n{yaml.safe_dump(TABLE | change, sort_keys=False)}")
+    reproduce(["demo", "figure3", "--seeds=2"], [sys.executable, "-I", "-S", "fit.py"])
+    figure = (tmp_path / "runs/papers/demo_figure3/figure.svg").read_text()
+    assert all(f">{text}<" in figure for text in texts)
 
 
 @pytest.mark.parametrize(
