@@ -101,10 +101,10 @@ def show(job: Reproduction, out: Path) -> None:
     """Print the table, and write it and the figure to the folder of the runs."""
     sheet: Sheet = job.sheet()
     sys.stdout.write(to_terminal([sheet]))
-    with atomic_write(out / "table.md") as aside:
+    with atomic_write(out / f"{job.table.element}.md") as aside:
         aside.write_text(to_markdown([sheet]), "utf8")
     if job.table.is_figure and job.results():
-        draw(job, out / "figure.svg")
+        draw(job, out / f"{job.table.element}.svg")
 
 
 def draw(job: Reproduction, file: Path) -> None:

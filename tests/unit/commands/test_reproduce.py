@@ -88,7 +88,7 @@ def test_rows_are_trained_once_and_shown_beside_printed_values(run, folder):
     for seed in (0, 1):
         assert {f"--seed_everything={seed}", "--data.root=somewhere"} <= set(facts(folder, "Joint", seed)["argv"])
     run("--seeds=2", "--data.root", "somewhere")  # nothing is trained again, or the folder would exist
-    assert "Two stages" in (folder.parents[2] / "runs/papers/demo_table2/table.md").read_text()
+    assert "Two stages" in (folder.parents[2] / "runs/papers/demo_table2/table2.md").read_text()
 
 
 def test_a_row_starts_from_the_checkpoint_of_another(run, folder):
@@ -131,6 +131,7 @@ def test_tables_share_a_row_in_one_folder(run, folder):
     content = TABLE | {"rows": {"Joint": row}, "common": {}}
     (folder / "table3.yaml").write_text(f"# Demo, Table 3: methods.\n{yaml.safe_dump(content, sort_keys=False)}")
     reproduce(["demo", "table3", "--out=both"], ["false"])  # which would fail if it trained again
+    assert {file.name for file in (folder.parents[2] / "both").glob("*.md")} == {"table2.md", "table3.md"}
     with raises(UserError, "Joint", "--out"):
         row["model.head.dim"] = 9
         (folder / "table3.yaml").write_text(yaml.safe_dump(content))
@@ -145,7 +146,7 @@ def test_figures_are_drawn(folder, tmp_path, change, texts):
     pytest.importorskip("matplotlib")
     (folder / "figure3.yaml").write_text(f"# Demo, Figure 3: rows.\n{yaml.safe_dump(TABLE | change, sort_keys=False)}")
     reproduce(["demo", "figure3", "--seeds=2"], [sys.executable, "-I", "-S", "fit.py"])
-    figure = (tmp_path / "runs/papers/demo_figure3/figure.svg").read_text()
+    figure = (tmp_path / "runs/papers/demo_figure3/figure3.svg").read_text()
     assert all(f">{text}<" in figure for text in texts)
 
 
