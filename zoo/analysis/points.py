@@ -1,4 +1,4 @@
-"""Metrics as functions of a setting, as in the sensitivity figures of papers."""
+"""Figures of papers: metrics as functions of a setting, or of several variants as bars."""
 
 from __future__ import annotations
 
@@ -38,4 +38,28 @@ def point_curves(rows: Mapping[str, ComparedRuns], columns: Sequence[str], x_lab
         axis.set_ylabel("%")
         grid(axis)
         figure.legend(loc="outside lower center", ncols=len(columns))
+    return figure
+
+
+def bars(rows: Mapping[str, ComparedRuns], columns: Sequence[str]) -> Figure:
+    """A group of bars per metric, one bar per row, with standard deviations over seeds."""
+    with style():
+        figure, (axis,) = canvas()
+        width = 0.8 / len(rows)
+        for i, (name, row) in enumerate(rows.items()):
+            values = [row.value(column) for column in columns]
+            found = [(place, value) for place, value in enumerate(values) if value is not None]
+            axis.bar(
+                [place + (i + 0.5) * width - 0.4 for place, _ in found],
+                [100 * value.mean for _, value in found],
+                width,
+                yerr=[100 * (value.deviation or 0) for _, value in found],
+                color=COLORS[i % len(COLORS)],
+                error_kw={"elinewidth": 0.8},
+                label=name,
+            )
+        axis.set_xticks(range(len(columns)), list(columns))
+        axis.set_ylabel("%")
+        grid(axis)
+        figure.legend(loc="outside lower center", ncols=min(len(rows), 4))
     return figure

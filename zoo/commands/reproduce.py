@@ -96,10 +96,10 @@ def show(job: Reproduction, out: Path) -> None:
     """Print the table, and write it and the figure to the folder of the runs."""
     sheet: Sheet = job.sheet()
     sys.stdout.write(to_terminal([sheet]))
-    with atomic_write(out / "table.md") as aside:
+    with atomic_write(out / f"{job.table.element}.md") as aside:
         aside.write_text(to_markdown([sheet]), "utf8")
-    if job.table.x is not None and job.results():
-        draw(job, out / "figure.svg")
+    if job.table.is_figure and job.results():
+        draw(job, out / f"{job.table.element}.svg")
 
 
 def draw(job: Reproduction, file: Path) -> None:
@@ -109,9 +109,10 @@ def draw(job: Reproduction, file: Path) -> None:
         note("no figure: `pip install 'xmc-zoo[report]'` draws it")
         return
     from zoo.analysis.canvas import svg_file
-    from zoo.analysis.points import point_curves
+    from zoo.analysis.points import bars, point_curves
 
-    figure = point_curves(job.results(), job.table.columns, job.table.x or "")
+    rows, columns, x = job.results(), job.table.columns, job.table.x
+    figure = bars(rows, columns) if x is None else point_curves(rows, columns, x)
     with atomic_write(file) as aside:
         aside.write_text(svg_file(figure, "figure"), "utf8")
     note(f"figure: {file}")

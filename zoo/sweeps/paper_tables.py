@@ -70,13 +70,21 @@ class PaperTable:
 
     @property
     def number(self) -> str:
-        match = ELEMENT.fullmatch(self.name.split()[-1])
+        match = ELEMENT.fullmatch(self.element)
         assert match
         return match[2]
 
+    @property
+    def element(self) -> str:
+        return self.name.split()[-1]
+
+    @property
+    def is_figure(self) -> bool:
+        return self.element.startswith("figure")
+
     def printed(self) -> dict[str, dict[str, str]]:
         """Published values in %, by row and column; figures print none."""
-        if not self.name.split()[-1].startswith("table"):
+        if self.is_figure:
             return {}
         return {
             paper.method: paper.values

@@ -24,6 +24,7 @@ from zoo.sweeps.children import FitRun, Outcome, Stops, handling_signals, own_op
 from zoo.sweeps.paper_tables import PaperTable, Row
 
 ILLEGAL = re.compile(r"[^A-Za-z0-9._+=-]+")
+OPTIONS = "# options: "
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,13 @@ class Reproduction:
 
     def write_experiments(self) -> None:
         """Write the rows as experiment files; refuses a folder with runs of other settings."""
+        options = f"{OPTIONS}{shlex.join(self.options)}\n" if self.options else ""
         for row in self.rows:
-            options = f"# options: {shlex.join(self.options)}\n" if self.options else ""
             text = f"# {self.table.name}: {row.name}\n{options}{yaml.safe_dump(row.experiment, sort_keys=False)}"
             file = self.file_of(row)
-            if file.is_file() and file.read_text("utf8") != text and any(self.out.glob(f"seed*/{safe(row.name)}")):
+            if file.is_file() and any(self.out.glob(f"seed*/{safe(row.name)}")):
+                if settings_in(file.read_text("utf8")) == settings_in(text):
+                    continue  # also of another table, which shares the row
                 raise UserError(f"{self.out} has runs of {row.name!r} with other settings: choose another `out`")
             file.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(file) as aside:
@@ -143,9 +146,16 @@ class Reproduction:
         ]
         titles = [(column, "printed") if printed else (column,) for column in self.table.columns]
         data = ", ".join(dict.fromkeys(run.data for row in results.values() for run in row.runs)) or "no finished runs"
-        about = f"printed: {self.table.paper} on {self.table.corpus}; ours: {data}" if printed else f"ours: {data}"
+        options = f", with {shlex.join(self.options)}" if self.options else ""
+        about = f"printed: {self.table.paper} on {self.table.corpus}; " if printed else ""
+        about += f"ours: {data}{options}"
         header = [self.table.x or "method", *(title for pair in titles for title in pair)]
         return Sheet(f"{self.table.title} (in %)", header, rows, 1, about=about)
+
+
+def settings_in(text: str) -> tuple[list[str], object]:
+    """Options and settings of a written experiment; the table that it is of does not count."""
+    return [line for line in text.splitlines() if line.startswith(OPTIONS)], yaml.safe_load(text)
 
 
 def safe(name: str) -> str:

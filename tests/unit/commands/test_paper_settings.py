@@ -16,7 +16,17 @@ SETTINGS = list(csv.DictReader(Path("experiments/papers/settings.csv").read_text
 TABLES = {name: read_table(name, file) for name, file in table_files().items()}
 EVERY_ROW = [(name, row) for name, table in TABLES.items() for row in table.rows]
 # How rows are run, and what follows from their method and stages.
-STRUCTURE = ("trainer.", "stages.*.on_enter", "stages.*.each_epoch", "stages.*.documents", "stages.*.trainable")
+STRUCTURE = (
+    "trainer.accelerator",
+    "trainer.log_every_n_steps",
+    "trainer.num_sanity_val_steps",
+    "trainer.check_val_every_n_epoch",
+    "trainer.callbacks.stage",
+    "stages.*.on_enter",
+    "stages.*.each_epoch",
+    "stages.*.documents",
+    "stages.*.trainable",
+)
 KEEPS_BEST = "stages.*.restore_best"
 
 

@@ -84,10 +84,11 @@ def test_rows_are_trained_once_and_shown_beside_printed_values(run, folder):
     assert lines[2].split() == ["Joint", "50.50", "±", "0.71", "79.04", "25.00", "±", "0.00"]
     assert lines[3].split() == ["Two", "stages", "50.50", "±", "0.71", "25.00", "±", "0.00"]
     assert lines[4].split() == ["SGM", "70.45", "60.37"]  # a method that the table does not train
+    assert lines[5] == "printed: Demo on demo-4k; ours: corpus, with --data.root=somewhere"
     for seed in (0, 1):
         assert {f"--seed_everything={seed}", "--data.root=somewhere"} <= set(facts(folder, "Joint", seed)["argv"])
     run("--seeds=2", "--data.root", "somewhere")  # nothing is trained again, or the folder would exist
-    assert "Two stages" in (folder.parents[2] / "runs/papers/demo_table2/table.md").read_text()
+    assert "Two stages" in (folder.parents[2] / "runs/papers/demo_table2/table2.md").read_text()
 
 
 def test_a_row_starts_from_the_checkpoint_of_another(run, folder):
@@ -124,10 +125,29 @@ def test_runs_with_other_settings_are_not_mixed(run):
     run("--only=Joint", "--data.limit_train=5", "--out=elsewhere")
 
 
-def test_points_of_a_figure_are_drawn(run, folder):
+def test_tables_share_a_row_in_one_folder(run, folder):
+    run("--only=Joint", "--out=both")
+    row = {"model.head.dim": 8, "extends": "joint.yaml", "data": "data.yaml"}
+    content = TABLE | {"rows": {"Joint": row}, "common": {}}
+    (folder / "table3.yaml").write_text(f"# Demo, Table 3: methods.\n{yaml.safe_dump(content, sort_keys=False)}")
+    reproduce(["demo", "table3", "--out=both"], ["false"])  # which would fail if it trained again
+    assert {file.name for file in (folder.parents[2] / "both").glob("*.md")} == {"table2.md", "table3.md"}
+    with raises(UserError, "Joint", "--out"):
+        row["model.head.dim"] = 9
+        (folder / "table3.yaml").write_text(yaml.safe_dump(content))
+        reproduce(["demo", "table3", "--out=both"], ["false"])
+
+
+@pytest.mark.parametrize(
+    ("change", "texts"),
+    [({"rows": {5: {}, 10: {}}, "x": "draws"}, ["draws", "P@3"]), ({}, ["Joint", "Two stages", "P@3"])],
+)
+def test_figures_are_drawn(folder, tmp_path, change, texts):
     pytest.importorskip("matplotlib")
-    run(content=TABLE | {"rows": {5: {}, 10: {}}, "x": "draws"})
-    assert "draws" in (folder.parents[2] / "runs/papers/demo_table2/figure.svg").read_text()
+    (folder / "figure3.yaml").write_text(f"# Demo, Figure 3: rows.\n{yaml.safe_dump(TABLE | change, sort_keys=False)}")
+    reproduce(["demo", "figure3", "--seeds=2"], [sys.executable, "-I", "-S", "fit.py"])
+    figure = (tmp_path / "runs/papers/demo_figure3/figure3.svg").read_text()
+    assert all(f">{text}<" in figure for text in texts)
 
 
 @pytest.mark.parametrize(
