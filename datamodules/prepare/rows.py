@@ -88,16 +88,16 @@ class EncodedRows(Dataset[Batch]):
     Row numbers past the end are copies: r + c * len(rows) is copy c of document r.
     """
 
-    def __init__(self, path: Path, pad_id: int) -> None:
-        self.path, self.pad_id = path, pad_id
+    def __init__(self, path: Path, pad_id: int, window: int = 0) -> None:
+        self.path, self.pad_id, self.window = path, pad_id, window
         self._file = pa.ipc.open_file(pa.memory_map(str(path)))
         batches = [self._file.get_batch(i) for i in range(self._file.num_record_batches)]
         columns = {name: [Lists.of_column(b.column(name)) for b in batches] for name in self._file.schema.names[1:]}
         self._tokens, self._labels, self._values = columns["tokens"], columns["labels"], columns.get(VALUES.name)
         self.lengths = np.concatenate([tokens.sizes for tokens in self._tokens] or [np.zeros(0, dtype=np.int32)])
 
-    def __reduce__(self) -> tuple[type[EncodedRows], tuple[Path, int]]:
-        return EncodedRows, (self.path, self.pad_id)  # worker processes map the file themselves
+    def __reduce__(self) -> tuple[type[EncodedRows], tuple[Path, int, int]]:
+        return EncodedRows, (self.path, self.pad_id, self.window)  # worker processes map the file themselves
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -127,7 +127,8 @@ class EncodedRows(Dataset[Batch]):
         values = None
         if self._values is not None:
             values = pad_values([self._values[p // CHUNK][p % CHUNK] for p in places], mask)
-        return Batch(ids, mask, Targets(indptr, indices), torch.tensor([max(row, -1) for row in rows]), values)
+        kept = torch.tensor([max(row, -1) for row in rows])
+        return Batch(ids, mask, Targets(indptr, indices), kept, values, self.window)
 
 
 def pad(tokens: list[np.ndarray], pad_id: int) -> tuple[Tensor, Tensor]:

@@ -296,7 +296,7 @@ def vocabulary_within(data: TextDataModule, limit: int | None) -> Vocabulary:
     vocabulary = data.prepared.vocabulary
     if limit is None or vocabulary.max_length <= limit:
         return vocabulary
-    if any(data.prepared.rows(split).lengths.max(initial=0) > limit for split in SPLITS):
+    if vocabulary.windows > 1 or any(data.prepared.rows(split).lengths.max(initial=0) > limit for split in SPLITS):
         if vocabulary.has_values:
             raise UserError(f"{data.corpus_name} has documents with more than {limit:,} features: choose Bow")
         raise UserError(f"the encoder reads at most {limit:,} tokens: lower `data.max_length`")
