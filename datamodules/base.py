@@ -19,6 +19,7 @@ from datamodules.augment import Augmentation, RowsWithCopies
 from datamodules.batch import Batch, LabelSpace, Targets
 from datamodules.prepare.cached_vectors import cached_vectors
 from datamodules.prepare.corpus import Corpus, Prepared, Settings, prepare, with_merged_val
+from datamodules.prepare.dense_vectors import Encode, VectorCache
 from datamodules.prepare.label_texts import read_label_texts
 from datamodules.prepare.limits import DEFAULT_LIMITS, Limits
 from datamodules.prepare.rows import EncodedRows, pad
@@ -232,6 +233,10 @@ class TextDataModule(pl.LightningDataModule, ABC):
     def train_words(self, lead: int = 0) -> csr_array:
         """Return the token counts of training documents, in corpus order, (documents, vocabulary); see `bags`."""
         return self._rows("train").token_counts(self.space.vocab_size, lead)
+
+    def vector_cache(self, split: str, encoder: str, dim: int, encode: Encode) -> VectorCache:
+        """Return the cache of the document vectors of a split by an encoder, given with its digest."""
+        return VectorCache(self.cache_dir, self._rows(split), encoder, dim, encode, self.eval_batch_size)
 
     def _augmentation(self, stage: str | None) -> Augmentation | None:
         return self.augmentation if self.augmentation and self.augmentation.stage == stage else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,6 +112,14 @@ class EncodedRows(Dataset[Batch]):
         """Token counts, or values of features, (documents, vocab_size); see `bags`."""
         starts, tokens = _joined(self._tokens)
         return bags(tokens, starts, None if self._values is None else _joined(self._values)[1], vocab_size, lead)
+
+    def fingerprint(self) -> str:
+        """Digest of all tokens, their values and the windows."""
+        digest = blake2b(str(self.window).encode(), digest_size=16)
+        for lists in (*self._tokens, *(self._values or ())):
+            digest.update(lists.sizes.astype(np.int64).data)
+            digest.update(np.ascontiguousarray(lists.values[lists.offsets[0] : lists.offsets[-1]]).data)
+        return digest.hexdigest()
 
     def targets(self) -> Targets:
         """Labels of all documents."""

@@ -97,6 +97,7 @@ class ZooModule(BackboneWithHead, pl.LightningModule):
         if data is not None and stage == "fit":
             if (vectors := data.word_vectors()) is not None:
                 self.backbone.load_vectors(vectors.matrix)
+            self.backbone.learn_words(data.prepared.vocabulary)
             if self.backbone.reads_counts:
                 self.backbone.learn_counts(data.train_words())
             if data.prepared.vocabulary.has_values and not self.backbone.reads_values:
