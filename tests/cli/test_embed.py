@@ -3,21 +3,17 @@
 import numpy as np
 import pytest
 
-from backbones import Transformer
 from zoo.commands.main import main
 
-SIZES = ("--data.num_documents=80", "--data.words_per_document=40", "--data.batch_size=16")
+SAMPLE = SampleCorpus(80, 10, 40)
 STAGES = 'stages=[{"name": "fit", "on_enter": ["fit"]}]'
 
 
 @pytest.fixture
 def corpus(tmp_path):
     """The training file of a corpus."""
-    from datamodules.synthetic import SampleCorpus
-
-    lines = ["text,labels"]
-    for document in SampleCorpus(80, 10, 40).documents("train"):
-        lines.append(f'"{document.text}","{";".join(document.labels)}"')
+    lines = ["id,text,labels"]
+    lines += [f'{d.id},"{d.text}","{";".join(d.labels)}"' for d in SAMPLE.documents("train")]
     path = tmp_path / "my.csv"
     path.write_text("\n".join(lines))
     return path
@@ -35,17 +31,14 @@ def embed(corpus, bert, capsys):
 
 @pytest.fixture
 def fit_svm(fit, corpus, monkeypatch, bert):
-    """Fit SVMs on document vectors; returns the numbers of documents that the encoder has read in evaluation mode."""
-    read = []
+    """Fit SVMs on document vectors, all of which must be in the cache."""
 
     def run(backbone, *args):
-        forward = Transformer.encode
-        monkeypatch.setattr(Transformer, "encode", lambda self, batch: read.append(len(batch)) or forward(self, batch))
+        monkeypatch.setattr(VectorCache, "compute", lambda *_: pytest.fail("they are computed again"))
         data = ["--data=TextFiles", f"--data.train={corpus}", "--data.label_sep=;"]
         named = [f"--model.backbone={backbone}", f"--model.backbone.name={bert}"]
         head = ["--model.head=OneVsRestSvm", "--model.head.features=both"]
-        fit(*data, *named, *head, *args, f"--{STAGES}", "--trainer.max_epochs=null")
-        return sum(read)
+        return fit(*data, *named, *head, *args, f"--{STAGES}", "--trainer.max_epochs=null")
 
     return run
 
@@ -70,17 +63,21 @@ def test_vectors_are_computed_once(embed, tmp_path):
 
 
 @pytest.mark.parametrize("words", [False, True])
-def test_a_run_finds_them(embed, fit_svm, tmp_path, words):
+def test_a_run_finds_them(embed, fit_svm, bert, tmp_path, words):
     embed("--splits=[train]", *(["--words", "--max_words_read=500"] if words else []))
     kept = folders(tmp_path)
     assert len(kept) == 1
     if words:
-        read = fit_svm("WordTransformer", "--model.backbone.max_length=16")
+        folder = fit_svm("WordTransformer", "--model.backbone.max_length=16")
     else:
-        read = fit_svm("Transformer", "--model.backbone.pooling=mean", "--data.max_length=16")
+        folder = fit_svm("Transformer", "--model.backbone.pooling=mean", "--data.max_length=16")
     assert folders(tmp_path) == kept
-    train = len(np.load(tmp_path / "cache" / "vectors" / kept[0] / "vectors.npy"))
-    assert 0 < read < train  # only validation documents
+    shutil.rmtree(bert)
+    stored = pq.read_table(folder / "predictions.parquet").to_pylist()
+    texts = {document.id: document.text for document in SAMPLE.documents("train")}
+    tags = zoo.load(folder / "checkpoints" / "best.ckpt", device="cpu").tag([texts[row["id"]] for row in stored], k=5)
+    for row, found in zip(stored, tags, strict=True):
+        assert [tag.score for tag in found] == pytest.approx(row["scores"][:5], abs=1e-4)
 
 
 @pytest.mark.parametrize(
