@@ -1,8 +1,14 @@
 """`zoo data embed`, and runs that find its vectors in the cache."""
 
+import shutil
+
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
+import zoo
+from datamodules.prepare.dense_vectors import VectorCache
+from datamodules.synthetic import SampleCorpus
 from zoo.commands.main import main
 
 SAMPLE = SampleCorpus(80, 10, 40)
