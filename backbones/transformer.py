@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones.base import Backbone, Features
-from backbones.windows import Combine, encode_windows
+from backbones.long_documents import Combine, encode_windows
 from datamodules.batch import Batch, LabelSpace
 from datamodules.prepare.hub import SETTINGS_ALONE, load_model, quiet, reason
 from zoo.core.errors import UserError

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from backbones.base import Features
+from backbones.long_documents import Combine
 from backbones.transformer import Attention, Transformer
-from backbones.windows import Combine
 from datamodules.batch import Batch, LabelSpace
 from datamodules.prepare.vocabulary import Vocabulary, load_pretrained
 from zoo.core.errors import MANY, UserError, check_range, check_width

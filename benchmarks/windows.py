@@ -19,7 +19,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from backbones import Features, Transformer
-from backbones.windows import encode_windows
+from backbones.long_documents import encode_windows
 from datamodules import Batch, EurLex, Targets
 from heads import OneVsRestSvm, TransitionContext
 from heads.tree.label_tree import label_matrix

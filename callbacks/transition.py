@@ -68,7 +68,13 @@ class TrainerContext(TransitionContext):
     @torch.no_grad()
     def _cached_vectors(self, key: str, dim: int, device: torch.device) -> Tensor:
         """Map the document vectors from the cache; all processes compute those that are missing together."""
-        cache = self.data.vector_cache("train", key, dim, lambda batch: self._encode(batch)[0].pooled)
+
+        def encode(batch: Batch) -> Tensor:
+            with self.trainer.precision_plugin.forward_context():
+                vectors: Tensor = self.module.backbone(batch.to(self.module.device)).pooled
+            return vectors
+
+        cache = self.data.vector_cache("train", key, dim, encode)
         world = self.trainer.world_size
         vectors = cache.load()
         found = torch.tensor(float(vectors is not None), device=device)
@@ -78,7 +84,10 @@ class TrainerContext(TransitionContext):
         with self._evaluating():
             cache.compute(lambda steps: self.track(steps, "document vectors"), self.trainer.global_rank, world)
             self.sum(found)  # wait for the blocks of all others
-            return cache.finish()
+            vectors = cache.finish()
+        if self.module.known is not None:
+            self.module.known.refresh()
+        return vectors
 
     def val_targets(self) -> Targets:
         return self.data.targets("val")

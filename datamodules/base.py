@@ -234,8 +234,8 @@ class TextDataModule(pl.LightningDataModule, ABC):
         """Return the token counts of training documents, in corpus order, (documents, vocabulary); see `bags`."""
         return self._rows("train").token_counts(self.space.vocab_size, lead)
 
-    def vector_cache(self, split: str, encoder: str, dim: int, encode: Encode) -> VectorCache:
-        """Return the cache of the document vectors of a split by an encoder, given with its digest."""
+    def vector_cache(self, split: str, encoder: str, dim: int, encode: Encode | None = None) -> VectorCache:
+        """Return the cache of the document vectors of a split by an encoder, given by its digest."""
         return VectorCache(self.cache_dir, self._rows(split), encoder, dim, encode, self.eval_batch_size)
 
     def _augmentation(self, stage: str | None) -> Augmentation | None:

@@ -39,12 +39,12 @@ class VectorCache:
         rows: encoded documents.
         encoder: digest of the encoder.
         dim: width of the vectors.
-        encode: the encoder.
+        encode: the encoder; needed to compute vectors that are missing.
         batch_size: number of documents that are encoded together; not part of the key.
     """
 
     def __init__(
-        self, cache: Path, rows: EncodedRows, encoder: str, dim: int, encode: Encode, batch_size: int = 64
+        self, cache: Path, rows: EncodedRows, encoder: str, dim: int, encode: Encode | None = None, batch_size: int = 64
     ) -> None:
         parts = f"{VERSION} {encoder} {dim} {rows.fingerprint()}"
         self.folder = cache / FOLDER / blake2b(parts.encode(), digest_size=12).hexdigest()
@@ -107,6 +107,7 @@ class VectorCache:
         documents = np.arange(len(self.rows))[number * BLOCK : (number + 1) * BLOCK]
         if (known := load_block(path, (len(documents), self.dim))) is not None:
             return known
+        assert self.encode is not None
         vectors = np.zeros((len(documents), self.dim), np.float32)
         order = np.argsort(-self.rows.lengths[documents], kind="stable")
         for start in range(0, len(order), self.batch_size):

@@ -108,6 +108,11 @@ class EncodedRows(Dataset[Batch]):
         for i in range(self._file.num_record_batches):
             yield from self._file.get_batch(i).column("id").to_pylist()
 
+    def tokens(self) -> Iterator[np.ndarray]:
+        """Iterate over the token ids of the documents."""
+        for lists in self._tokens:
+            yield from (lists[i] for i in range(len(lists.sizes)))
+
     def token_counts(self, vocab_size: int, lead: int = 0) -> csr_array:
         """Token counts, or values of features, (documents, vocab_size); see `bags`."""
         starts, tokens = _joined(self._tokens)

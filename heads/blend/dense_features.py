@@ -64,7 +64,7 @@ class DenseNeighbours(DenseFeatures):
     def __init__(self, space: LabelSpace, members: Sequence[str], k: int = 40, power: float = 8.0) -> None:
         super().__init__(space, members)
         check_width(k=k)
-        check_range(0, STEEPEST, power=power)
+        check_range(0.1, STEEPEST, power=power)
         self.k, self.power = k, power
         self.names = ["dense_votes", "dense_best_with_label", "dense_cosine"]
         self.vectors: Tensor | None = None  # (documents, dim) half

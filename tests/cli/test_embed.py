@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import zoo
-from datamodules.prepare.dense_vectors import VectorCache
+from backbones import Transformer
 from datamodules.synthetic import SampleCorpus
 from zoo.commands.main import main
 
@@ -37,10 +37,10 @@ def embed(corpus, bert, capsys):
 
 @pytest.fixture
 def fit_svm(fit, corpus, monkeypatch, bert):
-    """Fit SVMs on document vectors, all of which must be in the cache."""
+    """Fit and test SVMs on document vectors, all of which must be in the cache."""
 
     def run(backbone, *args):
-        monkeypatch.setattr(VectorCache, "compute", lambda *_: pytest.fail("they are computed again"))
+        monkeypatch.setattr(Transformer, "encode", lambda *_: pytest.fail("a document is encoded again"))
         data = ["--data=TextFiles", f"--data.train={corpus}", "--data.label_sep=;"]
         named = [f"--model.backbone={backbone}", f"--model.backbone.name={bert}"]
         head = ["--model.head=OneVsRestSvm", "--model.head.features=both"]
@@ -69,21 +69,34 @@ def test_vectors_are_computed_once(embed, tmp_path):
 
 
 @pytest.mark.parametrize("words", [False, True])
-def test_a_run_finds_them(embed, fit_svm, bert, tmp_path, words):
-    embed("--splits=[train]", *(["--words", "--max_words_read=500"] if words else []))
+def test_a_run_finds_them(embed, fit_svm, bert, tmp_path, monkeypatch, words):
+    embed(*(["--words", "--max_words_read=500"] if words else []))
     kept = folders(tmp_path)
-    assert len(kept) == 1
+    assert len(kept) == 2
     if words:
         folder = fit_svm("WordTransformer", "--model.backbone.max_length=16")
     else:
         folder = fit_svm("Transformer", "--model.backbone.pooling=mean", "--data.max_length=16")
     assert folders(tmp_path) == kept
+    monkeypatch.undo()
     shutil.rmtree(bert)
     stored = pq.read_table(folder / "predictions.parquet").to_pylist()
     texts = {document.id: document.text for document in SAMPLE.documents("train")}
     tags = zoo.load(folder / "checkpoints" / "best.ckpt", device="cpu").tag([texts[row["id"]] for row in stored], k=5)
     for row, found in zip(stored, tags, strict=True):
         assert [tag.score for tag in found] == pytest.approx(row["scores"][:5], abs=1e-4)
+
+
+def test_an_encoder_that_is_trained_has_other_vectors(embed, fit, corpus, bert, tmp_path):
+    embed()
+    kept, read, forward = folders(tmp_path), [], Transformer.encode
+    data = ["--data=TextFiles", f"--data.train={corpus}", "--data.label_sep=;", "--data.max_length=16"]
+    backbone = ["--model.backbone=Transformer", f"--model.backbone.name={bert}", "--model.backbone.pooling=mean"]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Transformer, "encode", lambda self, batch: read.append(self.training) or forward(self, batch))
+        fit(*data, *backbone, "--trainer.max_epochs=1")
+    assert not all(read)  # validation
+    assert folders(tmp_path) == kept
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def embed(
         zoo data embed eurlex57k --encoder my_minilm/ --max_length 128 --windows 4 --splits '[train]'
         zoo data embed my.csv --encoder my_minilm/ --out vectors/
     """
-    check_low(1, batch_size=batch_size)
+    check_low(1, batch_size=batch_size, max_words_read=max_words_read)
     if unknown := [split for split in splits or () if split not in SPLITS]:
         raise UserError(f"`splits={unknown[0]}` is none of {', '.join(SPLITS)}")
     folder = None if out is None else output_folder(out)
