@@ -28,6 +28,7 @@ from datamodules import Batch, Targets, TextDataModule
 from heads import TransitionContext
 from zoo.core.errors import UserError
 from zoo.core.lightning_internals import callbacks_of, is_fast_dev_run, logging_step, set_ddp_default, skip_ddp
+from zoo.training.known_vectors import cache_key
 from zoo.training.module import ZooModule
 
 T = TypeVar("T")
@@ -58,7 +59,7 @@ class TrainerContext(TransitionContext):
 
     def train_vectors(self, dim: int, device: torch.device) -> Tensor:
         """Computed once, unless the encoder has changed since; those of an untrained encoder are kept in the cache."""
-        key = f"{self.module.backbone.digest()} {self.trainer.precision}"
+        key = cache_key(self.module.backbone, str(self.trainer.precision))
         if key not in VECTORS.setdefault(self.data, {}):
             kept = self.trainer.global_step == 0  # no other run will have the weights of this one
             vectors = self._cached_vectors(key, dim, device) if kept else super().train_vectors(dim, device)

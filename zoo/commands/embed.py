@@ -21,6 +21,7 @@ from zoo.commands.output import plain_console
 from zoo.core.console import note, progress_bar
 from zoo.core.errors import UserError, check_low
 from zoo.core.files import atomic_write
+from zoo.training.known_vectors import cache_key
 
 PRECISION = "32-true"  # of a run by default; vectors in another one differ
 
@@ -134,7 +135,7 @@ def embed_split(data: TextDataModule, backbone: Backbone, split: str) -> Tensor:
         vectors: Tensor = backbone(batch.to(device)).pooled
         return vectors
 
-    cache = data.vector_cache(split, f"{backbone.digest()} {PRECISION}", backbone.dim, encode)
+    cache = data.vector_cache(split, cache_key(backbone, PRECISION), backbone.dim, encode)
     vectors, start = cache.load(), time.perf_counter()
     if vectors is None:
         missing = cache.missing()

@@ -11,6 +11,7 @@ from torch import Tensor
 from backbones.base import Backbone, Features
 from datamodules import Batch, TextDataModule
 from datamodules.prepare.corpus import SPLITS
+from datamodules.prepare.dense_vectors import FOLDER
 from heads.base import Head
 
 
@@ -29,10 +30,6 @@ class KnownVectors:
         self.data, self.backbone, self.precision = data, backbone, precision
         self.version: tuple[int, ...] = ()
         self.parts: list[tuple[Tensor, dict[bytes, int]]] = []  # vectors of a split, and rows by digests of tokens
-
-    def digest(self) -> str:
-        """Digest of the encoder and its precision: the key of the cache."""
-        return f"{self.backbone.digest()} {self.precision}"
 
     def find(self, batch: Batch) -> Tensor | None:
         """Vectors of the documents, on the device of the batch; None if one of them is unknown."""
@@ -53,11 +50,19 @@ class KnownVectors:
 
     def refresh(self) -> None:
         """Read what is in the cache."""
-        self.parts, key = [], self.digest()
+        self.parts = []
+        if not (self.data.cache_dir / FOLDER).is_dir():
+            return
+        key = cache_key(self.backbone, self.precision)
         for split in SPLITS:
             rows = self.data.prepared.rows(split)
             if len(rows) and (vectors := self.data.vector_cache(split, key, self.backbone.dim).load()) is not None:
                 self.parts.append((vectors, {name_of(tokens): row for row, tokens in enumerate(rows.tokens())}))
+
+
+def cache_key(backbone: Backbone, precision: str) -> str:
+    """What the vectors of a document depend on besides its tokens."""
+    return f"{backbone.digest()} {precision}"
 
 
 def name_of(tokens: np.ndarray) -> bytes:
