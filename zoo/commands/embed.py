@@ -85,7 +85,7 @@ def embed(
 
     Examples:
         zoo data embed reuters --encoder sentence-transformers/all-MiniLM-L6-v2
-        zoo data embed eurlex57k --encoder my_minilm/ --max_length 128 --windows 4 --splits '[train]'
+        zoo data embed eurlex57k --encoder my_minilm/ --max_length 128 --windows 4
         zoo data embed my.csv --encoder my_minilm/ --out vectors/
     """
     check_low(1, batch_size=batch_size, max_words_read=max_words_read)
