@@ -2,7 +2,7 @@
 
 The key is the content: all tokens of the split, and all weights and settings of the encoder. Blocks of documents are
 written one by one as they are computed, by any number of processes; a run that was killed continues with those that are
-missing. A block is always encoded in the same batches, so the vectors do not depend on interruptions.
+missing. A block is always divided into the same batches, so the vectors do not depend on interruptions.
 """
 
 from __future__ import annotations
