@@ -11,7 +11,19 @@ if TYPE_CHECKING:
     from backbones.cnn import CNN
     from backbones.per_level import PerLevel
     from backbones.transformer import Transformer
+    from backbones.word_transformer import WordTransformer
     from backbones.words import Words
 
-__all__ = ["CNN", "Backbone", "BiLSTM", "Bow", "Features", "PerLevel", "Transformer", "WordBackbone", "Words"]
+__all__ = [
+    "CNN",
+    "Backbone",
+    "BiLSTM",
+    "Bow",
+    "Features",
+    "PerLevel",
+    "Transformer",
+    "WordBackbone",
+    "WordTransformer",
+    "Words",
+]
 __getattr__, __dir__ = lazy_names(__name__)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -11,7 +13,10 @@ from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from datamodules.batch import Batch, LabelSpace
+from datamodules.prepare.vocabulary import Vocabulary
 from zoo.core.errors import UserError, check_low, check_range, check_width
+
+UNSAID = {"training", "name_or_path"}  # attributes that features do not depend on
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,27 @@ class Backbone(nn.Module, ABC):
         """Settings to override when the backbone is rebuilt from a checkpoint, so that no other files are needed."""
         return {}
 
+    def digest(self) -> str:
+        """Digest of everything that the features depend on: classes, settings and all weights."""
+        found = blake2b(json.dumps(self.self_contained(), sort_keys=True, default=str).encode(), digest_size=16)
+        for path, module in self.named_modules():
+            public = {key: value for key, value in vars(module).items() if key not in UNSAID and key[0] != "_"}
+            plain = {key: value for key, value in public.items() if isinstance(value, str | int | float | None)}
+            found.update(repr((path, type(module).__qualname__, sorted(plain.items()))).encode())
+        for name, value in self.state_dict().items():
+            found.update(name.encode())
+            if isinstance(value, Tensor):
+                found.update(repr((value.dtype, value.shape)).encode())
+                found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            else:
+                found.update(repr(value).encode())
+        return found.hexdigest()
+
     def learn_counts(self, counts: csr_array) -> None:
         """Learn from the token counts of the training documents, (documents, vocab_size)."""
+
+    def learn_words(self, vocabulary: Vocabulary) -> None:
+        """Learn the vocabulary of the corpus."""
 
     def load_vectors(self, vectors: Tensor) -> None:
         """Initialise the embedding with pretrained word vectors (vocab_size, width)."""

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from backbones.base import Backbone, Features
+from backbones.long_documents import Combine, encode_windows
 from datamodules.batch import Batch, LabelSpace
 from datamodules.prepare.hub import SETTINGS_ALONE, load_model, quiet, reason
 from zoo.core.errors import UserError
@@ -43,6 +44,8 @@ class Transformer(Backbone):
         pretrained: load the pretrained weights; otherwise they are random.
         config: settings that override those of the model, such as `{attention_probs_dropout_prob: 0.0}`.
         pooling: document vector: the state of the classification token, or the mean over all tokens.
+        combine: how the vectors of a long document's windows (`data.windows`) become that of the document: `mean`,
+            weighted by their numbers of tokens, or `max`.
         attention: attention implementation: `eager`, `sdpa` or `flash_attention_2`. Default: the library's choice.
         gradient_checkpointing: recompute layers in the backward pass: less memory, a third more time.
     """
@@ -54,11 +57,14 @@ class Transformer(Backbone):
         pretrained: bool = True,
         config: dict[str, Any] | None = None,
         pooling: Literal["cls", "mean"] = "cls",
+        combine: Combine = "mean",
         attention: Attention | None = None,
         gradient_checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        self.pooling = pooling
+        if combine not in get_args(Combine):
+            raise UserError(f"`combine={combine}` is none of {', '.join(get_args(Combine))}")
+        self.pooling, self.combine = pooling, combine
         settings = dict(config or {})
         if not pretrained:
             settings = {"vocab_size": space.vocab_size, "pad_token_id": space.pad_id} | settings
@@ -81,6 +87,12 @@ class Transformer(Backbone):
         return name if pretrained or not is_model_type(name) else None
 
     def forward(self, batch: Batch) -> Features:
+        if 0 < batch.window < batch.ids.shape[1]:
+            return encode_windows(batch, self.encode, self.combine)
+        return self.encode(batch)
+
+    def encode(self, batch: Batch) -> Features:
+        """Features of documents of one window."""
         pad = self.config.pad_token_id
         ids = batch.ids if pad is None else batch.ids.masked_fill(~batch.mask, pad)
         out = self.encoder(input_ids=ids, attention_mask=batch.mask.long(), output_hidden_states=True)

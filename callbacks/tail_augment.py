@@ -45,6 +45,11 @@ class TailAugment(Callback):
             return
         if (data := TextDataModule.of(trainer)) is None:
             raise UserError("TailAugment copies documents: it needs a `TextDataModule`")
+        if self.keep is not None and data.settings.windows > 1:
+            raise UserError(
+                "TailAugment drops words, which shifts tokens from window to window: set `TailAugment.keep=null`, or "
+                "`data.windows=1`"
+            )
         names = [stage.name for schedule in callbacks_of(trainer, StageSchedule) for stage in schedule.stages]
         if self.stage not in names:
             raise UserError(f"TailAugment: no stage {self.stage!r}: the experiment has {', '.join(names)}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import math
 import os
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from inspect import signature
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -28,10 +28,11 @@ from datamodules import Batch, Targets, TextDataModule
 from heads import TransitionContext
 from zoo.core.errors import UserError
 from zoo.core.lightning_internals import callbacks_of, is_fast_dev_run, logging_step, set_ddp_default, skip_ddp
+from zoo.training.known_vectors import cache_key
 from zoo.training.module import ZooModule
 
 T = TypeVar("T")
-VECTORS: WeakKeyDictionary[TextDataModule, dict[int, Tensor]] = WeakKeyDictionary()  # of training documents, by encoder
+VECTORS: WeakKeyDictionary[TextDataModule, dict[str, Tensor]] = WeakKeyDictionary()  # of training documents, by encoder
 
 
 class TrainerContext(TransitionContext):
@@ -57,11 +58,37 @@ class TrainerContext(TransitionContext):
         return self._encoded(self.data.pass_dataloader("train", None if rows is None else rows.numpy()))
 
     def train_vectors(self, dim: int, device: torch.device) -> Tensor:
-        """Computed once, unless the encoder has changed since."""
-        key = fingerprint(self.module.backbone)
+        """Computed once, unless the encoder has changed since; those of an untrained encoder are kept in the cache."""
+        key = cache_key(self.module.backbone, str(self.trainer.precision))
         if key not in VECTORS.setdefault(self.data, {}):
-            VECTORS[self.data] = {key: super().train_vectors(dim, device)}
+            kept = self.trainer.global_step == 0  # no other run will have the weights of this one
+            vectors = self._cached_vectors(key, dim, device) if kept else super().train_vectors(dim, device)
+            VECTORS[self.data] = {key: vectors}
         return VECTORS[self.data][key]
+
+    @torch.no_grad()
+    def _cached_vectors(self, key: str, dim: int, device: torch.device) -> Tensor:
+        """Map the document vectors from the cache; all processes compute those that are missing together."""
+
+        def encode(batch: Batch) -> Tensor:
+            with self.trainer.precision_plugin.forward_context():
+                vectors: Tensor = self.module.backbone(batch.to(self.module.device)).pooled
+            return vectors
+
+        cache = self.data.vector_cache("train", key, dim, encode)
+        world = self.trainer.world_size
+        vectors = cache.load()
+        found = torch.tensor(float(vectors is not None), device=device)
+        everywhere = self.sum(found) == world  # a collective operation: every process decides alike
+        if vectors is not None and everywhere:
+            return vectors
+        with self._evaluating():
+            cache.compute(lambda steps: self.track(steps, "document vectors"), self.trainer.global_rank, world)
+            self.sum(found)  # wait for the blocks of all others
+            vectors = cache.finish()
+        if self.module.known is not None:
+            self.module.known.refresh()
+        return vectors
 
     def val_targets(self) -> Targets:
         return self.data.targets("val")
@@ -74,15 +101,23 @@ class TrainerContext(TransitionContext):
 
     @torch.no_grad()
     def _encoded(self, batches: Iterable[Batch]) -> Iterator[tuple[Features, Batch]]:
+        with self._evaluating():
+            for batch in self.track(batches, "reading"):
+                if batch.rows[0] >= 0:  # a negative row is padding for a process without documents of its own
+                    yield self._encode(batch)
+
+    def _encode(self, batch: Batch) -> tuple[Features, Batch]:
+        with self.trainer.precision_plugin.forward_context():
+            features: Features = self.module(batch.to(self.module.device)).float()
+        assert features.batch is not None
+        return features, features.batch
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
         modes = {submodule: submodule.training for submodule in self.module.modules()}
         self.module.eval()
         try:
-            for batch in self.track(batches, "reading"):
-                if batch.rows[0] >= 0:  # a negative row is padding for a process without documents of its own
-                    batch = batch.to(self.module.device)
-                    with self.trainer.precision_plugin.forward_context():
-                        features = self.module(batch)
-                    yield features.float(), batch
+            yield
         finally:
             for submodule, training in modes.items():
                 submodule.training = training
@@ -101,15 +136,6 @@ class TrainerContext(TransitionContext):
     def log(self, values: Mapping[str, float]) -> None:
         for logger in self.trainer.loggers:
             logger.log_metrics(dict(values), step=logging_step(self.trainer))
-
-
-def fingerprint(module: nn.Module) -> int:
-    """Checksum of all weights and buffers."""
-    total = 0
-    for value in module.state_dict().values():
-        if isinstance(value, Tensor):
-            total = zlib.crc32(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes(), total)
-    return total
 
 
 def check_strategy(trainer: Trainer) -> None:

@@ -19,6 +19,7 @@ from datamodules.augment import Augmentation, RowsWithCopies
 from datamodules.batch import Batch, LabelSpace, Targets
 from datamodules.prepare.cached_vectors import cached_vectors
 from datamodules.prepare.corpus import Corpus, Prepared, Settings, prepare, with_merged_val
+from datamodules.prepare.dense_vectors import Encode, VectorCache
 from datamodules.prepare.label_texts import read_label_texts
 from datamodules.prepare.limits import DEFAULT_LIMITS, Limits
 from datamodules.prepare.rows import EncodedRows, pad
@@ -55,7 +56,9 @@ class TextDataModule(pl.LightningDataModule, ABC):
         eval_batch_size: number of validation or test documents in a batch, per process.
         tokenizer: `word` for a vocabulary of the training set, or name or folder of a Hugging Face tokenizer. The
             default is the backbone's own tokenizer, and `word` if it has none.
-        max_length: maximum number of tokens of a document; the rest is truncated.
+        max_length: maximum number of tokens of a document, or of each of its windows; the rest is truncated.
+        windows: maximum number of windows that a long document is split into. A `Transformer` encodes each on its own;
+            all else reads them as one document.
         max_words: maximum size of the word vocabulary; the most frequent words are kept.
         vectors: GloVe or word2vec text file that initializes word embeddings; also searched for under $ZOO_DATA.
         label_texts: file with label descriptions and parent labels; also searched for under $ZOO_DATA.
@@ -83,6 +86,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
         eval_batch_size: int = 256,
         tokenizer: str | None = None,
         max_length: int = 500,
+        windows: int = 1,
         max_words: int = 500_000,
         vectors: str | None = None,
         label_texts: str | None = None,
@@ -106,13 +110,14 @@ class TextDataModule(pl.LightningDataModule, ABC):
             raise UserError(f"`val_fraction={val_fraction}` must be between 0 and 1")
         check_low(1, batch_size=batch_size, eval_batch_size=eval_batch_size)
         check_low(1, max_length=max_length, limit_train=limit_train, limit_val=limit_val)
+        check_range(1, MANY, windows=windows)
         check_low(3, max_words=max_words)  # padding, unknown words, and a word
         check_low(0, max_bad_rows=max_bad_rows)
         check_range(0, MAX_PROPENSITY_A, propensity_a=propensity_a)
         check_low(1e-6, propensity_b=propensity_b)  # added to counts, which may be 0, before a negative power
         check_range(0, MAX_SEED, seed=seed)
         check_range(0, MANY, num_workers=num_workers)
-        self.settings = Settings(tokenizer or "word", max_length, max_words, val_fraction, limit_train, seed)
+        self.settings = Settings(tokenizer or "word", max_length, max_words, val_fraction, limit_train, seed, windows)
         self.batch_size, self.eval_batch_size, self.num_workers = batch_size, eval_batch_size, num_workers
         self.limit_val, self.limits, self.merge_val, self.idf = limit_val, limits, merge_val, idf
         self.label_texts = label_texts
@@ -198,7 +203,8 @@ class TextDataModule(pl.LightningDataModule, ABC):
             labels = [max(row, ~row) for row in rows]
             ids, mask = pad([tokens[label] for label in labels], vocabulary.pad_id)
             none = Targets.from_lists([[] for _ in labels])
-            yield Batch(ids, mask, none, torch.tensor([max(row, -1) for row in rows]))
+            kept = torch.tensor([max(row, -1) for row in rows])
+            yield Batch(ids, mask, none, kept, window=vocabulary.window)
 
     def word_vectors(self) -> WordVectors | None:
         """Load the initial word embeddings, which are cached with the prepared corpus."""
@@ -227,6 +233,10 @@ class TextDataModule(pl.LightningDataModule, ABC):
     def train_words(self, lead: int = 0) -> csr_array:
         """Return the token counts of training documents, in corpus order, (documents, vocabulary); see `bags`."""
         return self._rows("train").token_counts(self.space.vocab_size, lead)
+
+    def vector_cache(self, split: str, encoder: str, dim: int, encode: Encode | None = None) -> VectorCache:
+        """Return the cache of the document vectors of a split by an encoder, given by its digest."""
+        return VectorCache(self.cache_dir, self._rows(split), encoder, dim, encode, self.eval_batch_size)
 
     def _augmentation(self, stage: str | None) -> Augmentation | None:
         return self.augmentation if self.augmentation and self.augmentation.stage == stage else None

@@ -101,6 +101,8 @@ class Batch(Movable):
         rows: row number of each document in its split, (batch,). Numbers past the end are augmented copies. -1 marks
             a document that was repeated to fill the batch, and that metrics ignore.
         values: feature values, (batch, length); None for texts.
+        window: number of tokens of the windows that long documents consist of, one after the other; 0 without windows.
+        vectors: document vectors of the backbone, (batch, dim), once it has read the batch.
     """
 
     ids: Tensor
@@ -108,15 +110,17 @@ class Batch(Movable):
     targets: Targets
     rows: Tensor
     values: Tensor | None = None
+    window: int = 0
+    vectors: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def take(self, documents: Tensor) -> Batch:
         """Select documents, in the given order."""
-        values = None if self.values is None else self.values[documents]
-        targets = self.targets.take(documents)
-        return Batch(self.ids[documents], self.mask[documents], targets, self.rows[documents], values)
+        values, vectors = (None if part is None else part[documents] for part in (self.values, self.vectors))
+        ids, mask, rows = self.ids[documents], self.mask[documents], self.rows[documents]
+        return Batch(ids, mask, self.targets.take(documents), rows, values, self.window, vectors)
 
     def first(self, length: int | None) -> Batch:
         """Truncate documents to `length` tokens; None keeps all."""

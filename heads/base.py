@@ -145,7 +145,7 @@ class TransitionContext:
         for part in torch.split(rows, self.batch_size):
             found = features.take(part)
             empty = Batch(torch.zeros(found.mask.shape, dtype=torch.long), found.mask, targets, part)
-            batch = replace(found.batch or empty, targets=targets.take(part), rows=part)
+            batch = replace(found.batch or empty, targets=targets.take(part), rows=part, vectors=found.pooled)
             yield replace(found, batch=batch), batch
 
 

@@ -114,6 +114,7 @@ class Settings:
     val_fraction: float = 0.1
     limit_train: int | None = None
     seed: int = 0
+    windows: int = 1
 
 
 @dataclass
@@ -127,7 +128,7 @@ class Prepared:
 
     def rows(self, split: str) -> EncodedRows:
         try:
-            return EncodedRows(self.folder / f"{split}.arrow", self.space.pad_id)
+            return EncodedRows(self.folder / f"{split}.arrow", self.space.pad_id, self.vocabulary.window)
         except (OSError, pa.ArrowException) as error:
             raise UserError(f"the cache {self.folder} was removed or damaged during the run: run again") from error
 
@@ -141,7 +142,9 @@ def prepare(corpus: Corpus, settings: Settings, cache: Path) -> Prepared:
                 f"{corpus.name} contains features, not texts, which the tokenizer {settings.tokenizer} cannot read: "
                 "choose a backbone without a tokenizer, such as `backbone=Bow`, and leave out `tokenizer`"
             )
-        pretrained = load_pretrained(settings.tokenizer, settings.max_length)
+        pretrained = load_pretrained(settings.tokenizer, settings.max_length, settings.windows)
+    if corpus.has_features and settings.windows > 1:
+        raise UserError(f"`windows={settings.windows}`: {corpus.name} contains features, which have no order")
     name = re.sub(r"[^\w.-]+", "_", corpus.name)[:LONGEST_NAME]  # users may choose any name
     key = _key(corpus, settings, pretrained)
     folder = cache / f"{name}-{key}"
@@ -157,7 +160,8 @@ def prepare(corpus: Corpus, settings: Settings, cache: Path) -> Prepared:
                         raise UserError(f"{corpus.name} changed while it was read: run again once it is complete")
                     write_manifest(partial, folder.name, FILES)
             facts = json.loads((folder / FACTS).read_text("utf8"))
-            vocabulary = Vocabulary.from_text((folder / VOCABULARY).read_text("utf8"), settings.max_length)
+            text = (folder / VOCABULARY).read_text("utf8")
+            vocabulary = Vocabulary.from_text(text, settings.max_length, settings.windows)
     return Prepared(folder, vocabulary, LabelSpace(**facts["space"]), facts["report"])
 
 
@@ -174,7 +178,10 @@ def cache_errors(cache: Path) -> Iterator[None]:
 
 
 def _key(corpus: Corpus, settings: Settings, pretrained: Vocabulary | None) -> str:
-    parts = [VERSION, asdict(settings), {name: source.fingerprint() for name, source in corpus.sources.items()}]
+    values = asdict(settings)
+    if settings.windows == 1:  # caches from before there were windows are valid
+        del values["windows"]
+    parts = [VERSION, values, {name: source.fingerprint() for name, source in corpus.sources.items()}]
     if pretrained is not None:
         parts.append(hashlib.blake2b(pretrained.text.encode()).hexdigest())
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
@@ -186,7 +193,7 @@ class _Preparation:
     def __init__(self, corpus: Corpus, settings: Settings, pretrained: Vocabulary | None, folder: Path) -> None:
         self.corpus, self.settings, self.folder = corpus, settings, folder
         kind = FeatureTokenizer if corpus.has_features else WordTokenizer
-        self.tokenizer: CorpusTokenizer = kind(settings.max_words, settings.max_length)
+        self.tokenizer: CorpusTokenizer = kind(settings.max_words, settings.max_length, settings.windows)
         if pretrained is not None:
             self.tokenizer = PretrainedTokenizer(pretrained)
         self.splits_train = "val" not in corpus.sources

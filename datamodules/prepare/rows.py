@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,16 +89,16 @@ class EncodedRows(Dataset[Batch]):
     Row numbers past the end are copies: r + c * len(rows) is copy c of document r.
     """
 
-    def __init__(self, path: Path, pad_id: int) -> None:
-        self.path, self.pad_id = path, pad_id
+    def __init__(self, path: Path, pad_id: int, window: int = 0) -> None:
+        self.path, self.pad_id, self.window = path, pad_id, window
         self._file = pa.ipc.open_file(pa.memory_map(str(path)))
         batches = [self._file.get_batch(i) for i in range(self._file.num_record_batches)]
         columns = {name: [Lists.of_column(b.column(name)) for b in batches] for name in self._file.schema.names[1:]}
         self._tokens, self._labels, self._values = columns["tokens"], columns["labels"], columns.get(VALUES.name)
         self.lengths = np.concatenate([tokens.sizes for tokens in self._tokens] or [np.zeros(0, dtype=np.int32)])
 
-    def __reduce__(self) -> tuple[type[EncodedRows], tuple[Path, int]]:
-        return EncodedRows, (self.path, self.pad_id)  # worker processes map the file themselves
+    def __reduce__(self) -> tuple[type[EncodedRows], tuple[Path, int, int]]:
+        return EncodedRows, (self.path, self.pad_id, self.window)  # worker processes map the file themselves
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -107,10 +108,23 @@ class EncodedRows(Dataset[Batch]):
         for i in range(self._file.num_record_batches):
             yield from self._file.get_batch(i).column("id").to_pylist()
 
+    def tokens(self) -> Iterator[np.ndarray]:
+        """Iterate over the token ids of the documents."""
+        for lists in self._tokens:
+            yield from (lists[i] for i in range(len(lists.sizes)))
+
     def token_counts(self, vocab_size: int, lead: int = 0) -> csr_array:
         """Token counts, or values of features, (documents, vocab_size); see `bags`."""
         starts, tokens = _joined(self._tokens)
         return bags(tokens, starts, None if self._values is None else _joined(self._values)[1], vocab_size, lead)
+
+    def fingerprint(self) -> str:
+        """Digest of all tokens, their values and the windows."""
+        digest = blake2b(str(self.window).encode(), digest_size=16)
+        for lists in (*self._tokens, *(self._values or ())):
+            digest.update(lists.sizes.astype(np.int64).data)
+            digest.update(np.ascontiguousarray(lists.values[lists.offsets[0] : lists.offsets[-1]]).data)
+        return digest.hexdigest()
 
     def targets(self) -> Targets:
         """Labels of all documents."""
@@ -127,7 +141,8 @@ class EncodedRows(Dataset[Batch]):
         values = None
         if self._values is not None:
             values = pad_values([self._values[p // CHUNK][p % CHUNK] for p in places], mask)
-        return Batch(ids, mask, Targets(indptr, indices), torch.tensor([max(row, -1) for row in rows]), values)
+        kept = torch.tensor([max(row, -1) for row in rows])
+        return Batch(ids, mask, Targets(indptr, indices), kept, values, self.window)
 
 
 def pad(tokens: list[np.ndarray], pad_id: int) -> tuple[Tensor, Tensor]:

@@ -128,7 +128,8 @@ class WordTokenizer:
 
     Args:
         max_words: maximum size of the vocabulary, special tokens included.
-        max_length: maximum number of tokens of a document; the rest is truncated.
+        max_length: maximum number of tokens of a window; the rest is truncated.
+        windows: maximum number of windows of a document.
     """
 
     has_values, has_counts = False, True
@@ -136,8 +137,8 @@ class WordTokenizer:
     make_tokenizer: Callable[[dict[str, int]], Tokenizer] = staticmethod(word_tokenizer)
     make_vocabulary = Vocabulary
 
-    def __init__(self, max_words: int, max_length: int) -> None:
-        self.max_words, self.max_length = max_words, max_length
+    def __init__(self, max_words: int, max_length: int, windows: int = 1) -> None:
+        self.max_words, self.max_length, self.windows = max_words, max_length, windows
         self.names = NameIndex()
         self.documents = np.zeros(1024, dtype=np.int64)  # document frequencies, with spare capacity
         self.tokenizer = self.make_tokenizer(self.special)
@@ -146,7 +147,7 @@ class WordTokenizer:
         words = pc.ascii_split_whitespace(_string_array([self._spaced(text) for text in texts]))
         coded = words.flatten().dictionary_encode()
         ids, names = Lists(words.offsets.to_numpy(), coded.indices.to_numpy()), coded.dictionary.to_pylist()
-        tokens = Tokens(ids.chosen(ids.places < self.max_length))
+        tokens = Tokens(ids.chosen(ids.places < self.max_length * self.windows))
         return TokenizedChunk(tokens, names, document_frequencies(ids, counted, len(names)))
 
     def index(self, chunk: TokenizedChunk) -> Tokens:
@@ -164,7 +165,7 @@ class WordTokenizer:
         tokens = self.special | {name: i for i, name in enumerate(ranked, len(self.special))}
         self.final_ids = np.full(len(self.names), -1, dtype=np.int32)  # -1 for tokens outside the vocabulary
         self.final_ids[[self.names[name] for name in ranked]] = np.arange(len(self.special), len(tokens))
-        return self.make_vocabulary(self.make_tokenizer(tokens), self.max_length)
+        return self.make_vocabulary(self.make_tokenizer(tokens), self.max_length, self.windows)
 
     def remap(self, tokens: Tokens) -> Tokens:
         ids = self.final_ids[tokens.ids.values]

@@ -27,12 +27,19 @@ TOKENIZER_WORD = Regex(r"[\p{L}\p{N}]+")
 
 
 class Vocabulary:
-    """Wrapper of a `tokenizers.Tokenizer` that truncates; it is serialized as one JSON text."""
+    """Wrapper of a `tokenizers.Tokenizer` that truncates; it is serialized as one JSON text.
+
+    Args:
+        tokenizer: the tokenizer.
+        max_length: maximum number of tokens of a document, or of each of its windows.
+        windows: maximum number of windows. They follow one another, each with special tokens of its own; all but the
+            last have `max_length` tokens.
+    """
 
     has_values: bool = False  # whether tokens are features with values
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
-        self.tokenizer, self.max_length = tokenizer, max_length
+    def __init__(self, tokenizer: Tokenizer, max_length: int, windows: int = 1) -> None:
+        self.tokenizer, self.max_length, self.windows = tokenizer, max_length, windows
         special = tokenizer.num_special_tokens_to_add(is_pair=False)
         if max_length <= special:
             raise UserError(f"`max_length={max_length}` leaves no room for text besides {special} special tokens")
@@ -44,10 +51,15 @@ class Vocabulary:
         self.unk_id = first_id(tokenizer, *UNK_TOKENS)
 
     @classmethod
-    def from_text(cls, text: str, max_length: int) -> Vocabulary:
+    def from_text(cls, text: str, max_length: int, windows: int = 1) -> Vocabulary:
         tokenizer = Tokenizer.from_str(text)
         kind = FeatureVocabulary if tokenizer.token_to_id(VALUES) == VALUES_ID else Vocabulary
-        return kind(tokenizer, max_length)
+        return kind(tokenizer, max_length, windows)
+
+    @property
+    def window(self) -> int:
+        """Number of tokens of a window; 0 if documents are not split."""
+        return self.max_length if self.windows > 1 else 0
 
     @cached_property
     def text(self) -> str:
@@ -60,7 +72,11 @@ class Vocabulary:
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Return the token ids of each text, at least one per text; runs on all cores."""
-        return [e.ids or [self.unk_id] for e in self.tokenizer.encode_batch_fast(texts)]
+        encoded = self.tokenizer.encode_batch_fast(texts)
+        if self.windows > 1:
+            several = ([e, *e.overflowing[: self.windows - 1]] for e in encoded)
+            return [[i for window in each for i in window.ids] or [self.unk_id] for each in several]
+        return [e.ids or [self.unk_id] for e in encoded]
 
     def encode_with_values(self, texts: list[str]) -> tuple[list[list[int]], list[list[float]] | None]:
         """Return token ids, and their values if the tokens are features."""
@@ -83,7 +99,7 @@ class FeatureVocabulary(Vocabulary):
 
     has_values = True
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, max_length: int, windows: int = 1) -> None:
         super().__init__(tokenizer, max_length)
         tokenizer.no_truncation()
         self.features = {name: i for name, i in self.words().items() if i > VALUES_ID}
@@ -138,7 +154,7 @@ def feature_tokenizer(names: dict[str, int]) -> Tokenizer:
     return tokenizer
 
 
-def load_pretrained(name: str, max_length: int) -> Vocabulary:
+def load_pretrained(name: str, max_length: int, windows: int = 1) -> Vocabulary:
     """Load the tokenizer of a Hugging Face model by name or local folder."""
     from transformers import AutoTokenizer  # takes seconds to import
 
@@ -154,4 +170,4 @@ def load_pretrained(name: str, max_length: int) -> Vocabulary:
     backend = tokenizer.backend_tokenizer
     if tokenizer.pad_token is not None:
         backend.enable_padding(pad_id=tokenizer.pad_token_id, pad_token=tokenizer.pad_token)
-    return Vocabulary(backend, max_length)
+    return Vocabulary(backend, max_length, windows)

@@ -6,7 +6,18 @@ from zoo.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from heads.blend.blend import Blend
+    from heads.blend.dense_features import DenseNeighbours, LabelTexts
     from heads.blend.features import Cooccurrence, Counts, LabelWords, Neighbours, PairFeatures, Scores
 
-__all__ = ["Blend", "Cooccurrence", "Counts", "LabelWords", "Neighbours", "PairFeatures", "Scores"]
+__all__ = [
+    "Blend",
+    "Cooccurrence",
+    "Counts",
+    "DenseNeighbours",
+    "LabelTexts",
+    "LabelWords",
+    "Neighbours",
+    "PairFeatures",
+    "Scores",
+]
 __getattr__, __dir__ = lazy_names(__name__)

@@ -51,6 +51,7 @@ OWN = {
     "Rerank": {"inner": Linear, "exponent": 0.5},
     "Wide": {"inner": Linear, "engine": Linear},
     "Transformer": {"name": "bert", "pretrained": False, "config": ENCODER},
+    "WordTransformer": {"name": "bert", "pretrained": False, "config": ENCODER},
 }
 # Parameters whose gradient is zero by design: a softmax does not change when all scores are shifted.
 SHIFTS = {"pool.score.bias", "attention.self.key.bias"}

@@ -33,6 +33,7 @@ COMMANDS = {  # typed functions, imported when they are called
     "data stats": "zoo.commands.data:stats",
     "data convert": "zoo.commands.data:convert",
     "data check": "zoo.commands.data:check",
+    "data embed": "zoo.commands.embed:embed",
 }
 DATA = "list, prepare, convert and check corpora"
 SECTIONS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
+from backbones import Features, Transformer
 from datamodules import Batch, LabelSpace, TextDataModule
 from datamodules.prepare.corpus import SPLITS
 from datamodules.prepare.vocabulary import Vocabulary
@@ -20,6 +22,7 @@ from zoo.core.errors import WIDEST, UserError, check_numbers, check_range, first
 from zoo.core.lightning_internals import allow_clipping
 from zoo.core.metrics import KS, PART_METRICS
 from zoo.training.finite import non_finite, shortened
+from zoo.training.known_vectors import KnownVectors, of_vectors, reads_vectors_only
 from zoo.training.optimizers import (
     average_sparse_gradients_after,
     check_dense_parameters,
@@ -67,6 +70,7 @@ class ZooModule(BackboneWithHead, pl.LightningModule):
         self.schedule: Schedule | None = None  # owns the current stage; set by `StageSchedule`
         self.all_finite = torch.tensor(True)  # all losses and scores so far; read at checkpoints, not in every step
         self.averaged: dict[nn.Parameter, Tensor] = {}  # saved in place of the parameters; set by `StageAveraging`
+        self.known: KnownVectors | None = None  # document vectors in the cache
         self.start: dict[str, Any] | None = None  # checkpoint whose weights training starts from
 
     @property
@@ -85,6 +89,11 @@ class ZooModule(BackboneWithHead, pl.LightningModule):
         check_dense_parameters(self._trained_parameters(), sparse, self.stage.name)
         return list(sparse)
 
+    def forward(self, batch: Batch) -> Features:
+        if self.known is not None and not self.training and (vectors := self.known.find(batch)) is not None:
+            return replace(of_vectors(vectors, batch), batch=replace(batch, vectors=vectors))
+        return super().forward(batch)
+
     def _trained_parameters(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
@@ -95,9 +104,12 @@ class ZooModule(BackboneWithHead, pl.LightningModule):
         if data is not None:
             self.vocabulary = vocabulary_within(data, self.backbone.max_length)
             self._check_same_corpus(data)
+        if data is not None and isinstance(self.backbone, Transformer) and reads_vectors_only(self.head):
+            self.known = KnownVectors(data, self.backbone, str(self.trainer.precision))
         if data is not None and stage == "fit":
             if (vectors := data.word_vectors()) is not None:
                 self.backbone.load_vectors(vectors.matrix)
+            self.backbone.learn_words(data.prepared.vocabulary)
             if self.backbone.reads_counts:
                 self.backbone.learn_counts(data.train_words())
             if data.prepared.vocabulary.has_values and not self.backbone.reads_values:
@@ -298,7 +310,7 @@ def vocabulary_within(data: TextDataModule, limit: int | None) -> Vocabulary:
     vocabulary = data.prepared.vocabulary
     if limit is None or vocabulary.max_length <= limit:
         return vocabulary
-    if any(data.prepared.rows(split).lengths.max(initial=0) > limit for split in SPLITS):
+    if vocabulary.windows > 1 or any(data.prepared.rows(split).lengths.max(initial=0) > limit for split in SPLITS):
         if vocabulary.has_values:
             raise UserError(f"{data.corpus_name} has documents with more than {limit:,} features: choose Bow")
         raise UserError(f"the encoder reads at most {limit:,} tokens: lower `data.max_length`")

@@ -48,7 +48,7 @@ class BackboneWithHead(nn.Module):
 
     def forward(self, batch: Batch) -> Features:
         features: Features = self.backbone(batch)
-        return replace(features, batch=batch)
+        return replace(features, batch=replace(batch, vectors=features.pooled))
 
     def rank(self, batch: Batch, k: int) -> Ranking:
         """Return the k best labels of each document."""
@@ -72,6 +72,7 @@ class BackboneWithHead(nn.Module):
             "space": dict(vars(self.space)),
             "tokenizer": self.vocabulary.text if self.vocabulary else None,
             "max_length": self.vocabulary.max_length if self.vocabulary else None,
+            "windows": self.vocabulary.windows if self.vocabulary else None,
         }
 
 

@@ -14,12 +14,15 @@ from torch import Tensor, nn
 
 from datamodules.batch import LabelSpace
 from datamodules.prepare.vocabulary import Vocabulary
-from zoo.core.errors import UserError, first_line
+from zoo.core.errors import MANY, UserError, first_line
 from zoo.core.settings import parse_yaml
 
-FORMAT = 2  # of the entry `zoo` of a checkpoint
+FORMAT = 3  # of the entry `zoo` of a checkpoint
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
-MIGRATIONS: dict[int, Migration] = {1: lambda stored: stored}  # from each older format to the next one
+MIGRATIONS: dict[int, Migration] = {
+    1: lambda stored: stored,
+    2: lambda stored: stored | {"windows": 1},
+}  # from each older format to the next one
 MOST_TEXT = 2**20  # characters of a configuration
 LARGEST = 2**31  # of the numbers in a label space
 
@@ -99,11 +102,13 @@ def read_config(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_vocabulary(stored: Mapping[str, Any], space: LabelSpace) -> Vocabulary:
-    text, length = stored.get("tokenizer"), stored.get("max_length")
+    text, length, windows = (stored.get(name) for name in ("tokenizer", "max_length", "windows"))
     if not isinstance(text, str) or not isinstance(length, int) or not 0 < length < LARGEST:
         raise UserError("its vocabulary is damaged: expected a text and a maximum length")
+    if not isinstance(windows, int) or not 0 < windows <= MANY:
+        raise UserError("its number of windows is damaged")
     try:
-        vocabulary = Vocabulary.from_text(text, length)
+        vocabulary = Vocabulary.from_text(text, length, windows)
     except BaseException as error:
         # Panics of the native library are no `Exception`; all others, such as an interrupt, are passed on.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":

@@ -147,7 +147,7 @@ class Tagger:
             ids, mask = pad([tokens[row] for row in rows], self.vocabulary.pad_id)
             targets = Targets.from_lists([labels[row] for row in rows])
             each = pad_values([np.array(values[row]) for row in rows], mask) if values else None
-            batch = Batch(ids, mask, targets, torch.arange(len(rows)), each)
+            batch = Batch(ids, mask, targets, torch.arange(len(rows)), each, self.vocabulary.window)
             yield rows, batch.to(self.module.device)
 
     @torch.inference_mode()

@@ -269,6 +269,7 @@ FIELDS: dict[str, Edit] = {
     "max-length-0": put("zoo/max_length", 0),
     "max-length-negative": put("zoo/max_length", -1),
     "max-length-huge": put("zoo/max_length", 2**70),
+    "windows-huge": put("zoo/windows", 2**70),
     "depth-text": setting("model/depth", "deep"),
     "hidden-huge": setting("model/backbone/init_args/hidden", 10**9),
     "stored-backbone-is-a-list": put("zoo/backbone", [1]),

@@ -195,6 +195,7 @@ def test_the_second_use_reads_the_cache(tmp_path, monkeypatch):
 
 CHANGES = [
     {"max_length": 3},
+    {"windows": 2},
     {"max_words": 5},
     {"val_fraction": 0.2},
     {"limit_train": 5},

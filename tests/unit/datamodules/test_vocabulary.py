@@ -2,12 +2,14 @@
 
 import unicodedata
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 
+from datamodules.prepare.tokens import WordTokenizer
 from datamodules.prepare.vocabulary import WORD, FeatureVocabulary, Vocabulary, load_pretrained
 from tests.support.errors import raises
 from tests.support.vocabularies import build_features, build_words, save_tokenizer
@@ -221,3 +223,26 @@ def test_saved_feature_vocabularies_encode_equally():
 def test_features_are_not_truncated():
     many = " ".join(f"n{i}:1" for i in range(3000))
     assert len(build_features([many], 10_000, 1).encode([many])[0]) == 3000
+
+
+def test_windows_have_special_tokens_of_their_own_and_a_maximum_number(tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "d", "e", "f", "g"]
+    folder = save_tokenizer(tmp_path, words)
+    several = load_pretrained(folder, 4, windows=3)
+    for one in (several, Vocabulary.from_text(several.text, 4, 3)):
+        texts = ["a b c d e", "a b", "a b c d e f g a", ""]
+        assert one.encode(texts) == [
+            [2, 4, 5, 3, 2, 6, 7, 3, 2, 8, 3],
+            [2, 4, 5, 3],
+            [2, 4, 5, 3, 2, 6, 7, 3, 2, 8, 9, 3],
+            [2, 3],
+        ]
+        assert (one.window, load_pretrained(folder, 4).window) == (4, 0)
+
+
+def test_windows_of_words_are_the_first_words():
+    reading = WordTokenizer(100, 2, windows=3)
+    chunk = reading.tokenize(["a b c d e f g", "a"], np.ones(2, dtype=bool))
+    assert reading.index(chunk).ids.sizes.tolist() == [6, 1]
+    vocabulary = reading.vocabulary()
+    assert spelled(vocabulary, "a b c d e f g") == list("abcdef")

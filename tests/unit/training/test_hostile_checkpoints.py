@@ -138,6 +138,8 @@ def test_a_file_without_a_version_is_of_the_first_format(change):
         ("format", "new", ["'new'"]),
         ("tokenizer", "{}", ["vocabulary"]),
         ("max_length", -1, ["vocabulary"]),
+        ("windows", 0, ["windows"]),
+        ("windows", 10**9, ["windows"]),
         ("space", {"names": []}, ["LabelSpace"]),
         ("config", "a: [", ["YAML"]),
         ("config", "a: 1", ["`model`"]),
