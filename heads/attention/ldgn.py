@@ -161,13 +161,14 @@ class DynamicGraph:
 
     def blocks(self) -> Iterator[Tensor]:
         for rows in self.chunks:
-            block = torch.matmul(self.queries[:, rows], self.keys.transpose(1, 2)).float().sigmoid()
+            scores = torch.matmul(self.queries[:, rows], self.keys.transpose(1, 2)).float()
+            edges = F.logsigmoid(scores)  # the softmax normalises the sigmoids, also where all of them are 0
             if self.weight is not None:
-                own = torch.arange(rows.start, rows.stop, device=block.device)
-                scale = self.weight.repeat(len(own), 1)
-                scale[own - rows.start, own] = 1
-                block = block * scale
-            yield block / block.sum(-1, keepdim=True)
+                own = torch.arange(rows.start, rows.stop, device=edges.device)
+                scale = self.weight.log().repeat(len(own), 1)
+                scale[own - rows.start, own] = 0
+                edges = edges + scale
+            yield edges.softmax(-1)
 
     def mix(self, vectors: Tensor) -> Tensor:
         """A^D X, (docs, n, width)."""

@@ -133,3 +133,12 @@ def made_default():
     head = LDGN(DIM, SPACE)
     head.count_labels(TransitionContext(targets=Targets.from_lists(TRAIN)))
     return head
+
+
+def test_edges_that_all_vanish_are_normalised_too():
+    queries = torch.full((1, 3, 1), -200.0, requires_grad=True)
+    graph = ldgn.DynamicGraph(queries, torch.tensor([[[1.0], [1.0], [2.0]]]), None)
+    mixed = graph.mix(torch.eye(3).unsqueeze(0))
+    assert torch.allclose(mixed[0, 0], torch.tensor([0.5, 0.5, 0.0]))
+    mixed[..., 0].sum().backward()
+    assert queries.grad.isfinite().all()
