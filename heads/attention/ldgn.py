@@ -152,12 +152,12 @@ class LDGN(LabelwiseHead):
 
 
 class DynamicGraph:
-    """Row-normalised sigmoid(Q K^T) of each document; blocks of rows beyond CHUNK labels, made again at each use."""
+    """Row-normalised sigmoid(Q K^T) of each document, in blocks of rows; beyond LIMIT labels they are not kept."""
 
     def __init__(self, queries: Tensor, keys: Tensor, weight: Tensor | None) -> None:
         self.queries, self.keys, self.weight = queries, keys, weight
         self.chunks = label_chunks(queries.shape[1])
-        self.kept = list(self.blocks()) if len(self.chunks) == 1 or torch.is_grad_enabled() else None
+        self.kept = list(self.blocks()) if queries.shape[1] <= LIMIT or torch.is_grad_enabled() else None
 
     def blocks(self) -> Iterator[Tensor]:
         for rows in self.chunks:

@@ -77,11 +77,13 @@ def test_padding_is_not_attended():
     assert torch.allclose(head(features(noise=True)), head(features()), atol=1e-5)
 
 
-def test_blocks_of_rows_do_not_change_the_logits(monkeypatch):
+@pytest.mark.parametrize("limit", [5, 6], ids=["made again", "kept"])
+def test_blocks_of_rows_do_not_change_the_logits(limit, monkeypatch):
     head = made()
     expected = head(features())
     monkeypatch.setattr(blockwise, "CHUNK", 4)
     monkeypatch.setattr(ldgn, "CHUNK", 4)
+    monkeypatch.setattr(ldgn, "LIMIT", limit)
     monkeypatch.setitem(blockwise.BLOCK, "cpu", 1)
     with torch.no_grad():
         assert torch.allclose(head(features()), expected, atol=1e-6)
