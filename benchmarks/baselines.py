@@ -41,6 +41,8 @@ ROWS = {
     "DXML": Row(EMBEDDINGS, "dxml"),
 }
 TUNED = {
+    "LSAN, lr 1e-3": ("LSAN", "--model.optimizer.lr=1e-3"),
+    "LSAN, lr 3e-3": ("LSAN", "--model.optimizer.lr=3e-3"),
     "LDGN, lr 1e-3": ("LDGN", "--model.optimizer.lr=1e-3"),
     "LDGN, lr 3e-3": ("LDGN", "--model.optimizer.lr=3e-3"),
     "EXAM, lr 1e-3": ("EXAM", "--model.optimizer.lr=1e-3"),
