@@ -136,12 +136,12 @@ class DXML(Head):
 
     def embedded(self, features: Features) -> Tensor:
         """Unit vectors f / |f|, (batch, embed)."""
-        with torch.autocast(features.pooled.device.type, enabled=False):
-            return F.normalize(self.network(features.pooled.float()), dim=-1)
+        return F.normalize(self.network(features.pooled.float()).float(), dim=-1)
 
     def rank(self, features: Features, k: int) -> Ranking:
-        vectors = self.embedded(features)
-        return top_labels(self.by_neighbours(vectors) if self.is_memorized else self.by_labels(vectors), k)
+        with torch.autocast(features.pooled.device.type, enabled=False):  # as in `DenseHead`
+            vectors = self.embedded(features)
+            return top_labels(self.by_neighbours(vectors) if self.is_memorized else self.by_labels(vectors), k)
 
     def by_labels(self, vectors: Tensor) -> Tensor:
         """(1 + cos) / 2 of documents and labels, (batch, num_labels)."""

@@ -123,3 +123,11 @@ def test_a_checkpoint_restores_both_steps():
 def test_too_many_labels_are_refused():
     with raises(UserError, "DXML embeds at most 16,384 labels, and there are 16,385"):
         DXML(DIM, label_space([1] * (LIMIT + 1), 20))
+
+
+def test_rankings_do_not_depend_on_autocast():
+    head, given = made(), documents()
+    head.memorize(context())
+    expected = head.rank(given, 5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(head.rank(given, 5).scores, expected.scores)
