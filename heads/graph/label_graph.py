@@ -52,9 +52,10 @@ class LabelGraph(nn.Module):
 
     @torch.no_grad()
     def fill(self, matrix: csr_array) -> None:
-        """Take the largest entries of each row of a matrix (num_labels, num_labels), the lower label of ties."""
+        """Take the diagonal and the largest entries of each row of a matrix over labels, the lower label of ties."""
         entries = matrix.tocoo()
-        order = np.lexsort((entries.col, -entries.data, entries.row))
+        other = entries.row != entries.col
+        order = np.lexsort((entries.col, -entries.data, other, entries.row))
         rows, columns, values = (part[order] for part in (entries.row, entries.col, entries.data))
         first = np.searchsorted(rows, np.arange(len(self.weights)))
         place = np.arange(len(rows)) - first[rows]

@@ -27,9 +27,9 @@ def test_a_label_starts_with_itself_and_takes_its_strongest_neighbours():
     graph = LabelGraph(4, 2)
     vectors = torch.arange(8.0).view(4, 2)
     assert torch.equal(mix(vectors, graph.neighbours, graph.weights), vectors)
-    matrix = torch.tensor([[0.5, 0.1, 0.9, 0.5], [0.0, 0.0, 0.0, 0.0], [0.2, 0.0, 0.0, 0.0], [0.1, 0.2, 0.3, 0.4]])
+    matrix = torch.tensor([[0.5, 0.6, 0.9, 0.6], [0.0, 0.0, 0.0, 0.0], [0.2, 0.0, 0.0, 0.0], [0.1, 0.2, 0.3, 0.4]])
     graph.fill(csr_array(matrix.numpy()))
-    kept = torch.tensor([[0.5, 0, 0.9, 0], [0, 0, 0, 0], [0.2, 0, 0, 0], [0, 0, 0.3, 0.4]])
+    kept = torch.tensor([[0.5, 0, 0.9, 0], [0, 0, 0, 0], [0.2, 0, 0, 0], [0, 0, 0.3, 0.4]])  # own entries are kept
     assert torch.allclose(mix(vectors, graph.neighbours, graph.weights), kept @ vectors)
     assert graph.filled
 
