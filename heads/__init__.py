@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING
 from zoo.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from heads.attention import LSAN, AttentionXML, LabelwiseHead
+    from heads.attention import EXAM, LDGN, LSAN, AttentionXML, LabelwiseHead
     from heads.augment import PvaeAugmentor
     from heads.base import DenseHead, Head, Ranking, TransitionContext
     from heads.blend import Blend
     from heads.engines import Bonsai, LinearEngine, OneVsRestSvm, Parabel
     from heads.experts import AdaptiveClusters, Experts
+    from heads.graph import DXML, GLaS
     from heads.linear import Linear
     from heads.tail import BBN, Decoupled, Rerank, Wide
     from heads.transfer import PrototypeTransfer
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BBN",
+    "DXML",
+    "EXAM",
+    "LDGN",
     "LSAN",
     "PLT",
     "AdaptiveClusters",
@@ -27,6 +31,7 @@ __all__ = [
     "Decoupled",
     "DenseHead",
     "Experts",
+    "GLaS",
     "Head",
     "LabelwiseHead",
     "LightXML",

@@ -190,6 +190,10 @@ class Head(nn.Module, ABC):
         """Norm of each label's weights, without its bias, (num_labels,); None if weights are shared."""
         return None
 
+    def label_vectors(self) -> Tensor | None:
+        """Trainable vector of each label, (num_labels, any): weights or attention queries; None without one."""
+        return None
+
     def attention_weights(self, features: Features, labels: Tensor) -> Tensor | None:
         """Attention of `labels` (batch, n) over the tokens, (batch, n, length); None without label attention."""
         return None

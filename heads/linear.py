@@ -50,3 +50,6 @@ class Linear(DenseHead):
     def weight_norms(self) -> Tensor:
         norms: Tensor = self.classifier.weight.norm(dim=1)
         return norms
+
+    def label_vectors(self) -> Tensor:
+        return self.classifier.weight

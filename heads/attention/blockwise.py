@@ -33,11 +33,14 @@ class DocumentSlice(NamedTuple):
 Blocks = Iterable[tuple[DocumentSlice, Labels]]
 
 
-def split_documents(mask: Tensor, tokens: Sequence[Tensor], labels: int) -> list[DocumentSlice]:
-    """Split a right-padded batch so that each slice makes, with this number of labels, a block of the right size."""
+def split_documents(mask: Tensor, tokens: Sequence[Tensor], labels: int, width: int = 1) -> list[DocumentSlice]:
+    """Split a right-padded batch so that each slice makes, with this number of labels, a block of the right size.
+
+    `width` is that of the widest tensor (docs, labels, width) beside attention weights and attended values.
+    """
     lengths = mask.sum(1).tolist()
     size = BLOCK.get(mask.device.type, GPU_BLOCK)
-    widest = max(1, *lengths, *(tensor.shape[-1] for tensor in tokens))  # attention weights, or attended values
+    widest = max(width, *lengths, *(tensor.shape[-1] for tensor in tokens))  # attention weights, or attended values
     step = max(size // (widest * labels), 1)
     slices = []
     for first in range(0, len(lengths), step):

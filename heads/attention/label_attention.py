@@ -127,6 +127,9 @@ class LabelwiseHead(DenseHead):
         """Attention queries in the space of token states, (num_labels, dim); None if the head has none."""
         return None
 
+    def label_vectors(self) -> Tensor | None:
+        return self.queries()
+
     def attention_weights(self, features: Features, labels: Tensor) -> Tensor | None:
         queries = self.queries()
         return None if queries is None else attention(queries[labels], features.tokens, features.mask)

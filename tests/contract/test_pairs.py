@@ -41,7 +41,10 @@ OWN = {
     "BowTokens": {"dim": SMALL["embed_dim"], "blocks": 1, "min_documents": 1, "tokens": True},
     "CNN": {"dim": 12},
     "Blend": {"members": {"one": Linear, "two": Linear}},
+    "DXML": {"embed": 6},
     "Decoupled": {"head": Linear, "tail": Linear, "fraction": 0.4},
+    "EXAM": {"length": 12},
+    "GLaS": {"inner": Linear},
     "LightXML": {"tree": TreeSettings(clusters=4), "beam": 4},
     "Linear": {"hidden": None},
     "LabelSubset": {"make": Linear, "start": 0, "stop": 9},
@@ -58,7 +61,7 @@ SHIFTS = {"pool.score.bias", "attention.self.key.bias"}
 # Parameters, by the beginnings of their names, that train only after transitions.
 LATER = {"PrototypeTransfer": ("head.tail",)}
 # Heads of token states alone, and where backbones have parameters for the pooled vector, which these leave untrained.
-TOKENS_ONLY = {"AttentionXML", "LSAN", "PLT", "PvaeAugmentor"}
+TOKENS_ONLY = {"AttentionXML", "EXAM", "LDGN", "LSAN", "PLT", "PvaeAugmentor"}
 POOLED = (
     "backbone.pool.",
     "backbone.bottleneck.",

@@ -51,7 +51,7 @@ ZERO = {  # settings that can be 0, by name
     *("cluster_weight", "path_weight", "sparse_above", "diversity", "max_kl", "attention_weight", "psc_weight"),
     *("psc_start", "samples", "augment_weight", "bank_memory", "margin_weight", "lr", "eps", "weight_decay"),
     *("warmup", "start", "end", "epochs", "gradient_clip_val", "patience", "average_from", "clusters", "labels"),
-    *("threshold", "near", "tail_labels", "normalize", "learned_exponent", "l2"),
+    *("threshold", "near", "tail_labels", "normalize", "learned_exponent", "l2", "weight"),
     *("line_mb", "text_mb", "unpacked_gb", "ratio", "members", "download_gb"),  # of Limits
 }
 POSITIVE = {  # settings that cannot be 0, unlike others of the same name
