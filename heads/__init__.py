@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from heads.engines import Bonsai, LinearEngine, OneVsRestSvm, Parabel
     from heads.experts import AdaptiveClusters, Experts
     from heads.linear import Linear
-    from heads.tail import BBN, Decoupled, Rerank, Wide
+    from heads.tail import BBN, OLTR, Decoupled, Rerank, Wide
     from heads.transfer import PrototypeTransfer
     from heads.tree import PLT, LightXML, TreeHead
 
 __all__ = [
     "BBN",
     "LSAN",
+    "OLTR",
     "PLT",
     "AdaptiveClusters",
     "AttentionXML",
