@@ -6,8 +6,8 @@
     python benchmarks/tail_baselines.py eurlex --epochs 3 --encoder FOLDER
 
 Reuters whole, 12,000 documents of EURLEX57K. With `--encoder`, the folder or name of a small Hugging Face transformer,
-the rows with a transformer, and the SVM, on 2,000 documents. Networks read 100 tokens, or 32 with a transformer, and are
-trained for few epochs, as many in all rows. Finished runs are skipped; `--only` takes names of rows.
+the rows with a transformer, and the SVM, on 2,000 documents. Networks read 100 tokens, or 32 with a transformer, and
+are trained for few epochs, as many in all rows. Finished runs are skipped; `--only` takes names of rows.
 """
 
 from __future__ import annotations
