@@ -101,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", choices=["reuters", "eurlex"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--epochs", type=int, default=6, help="epochs over all documents, in all stages together")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs over all documents, in all stages together")
     parser.add_argument("--encoder", help="folder or name of a Hugging Face transformer")
     parser.add_argument("--only", nargs="+", help="names of rows")
     parser.add_argument("--out", type=Path, default=Path("runs/tail_baselines"))
