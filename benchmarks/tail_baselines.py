@@ -7,7 +7,8 @@
 
 Reuters whole, 12,000 documents of EURLEX57K. With `--encoder`, the folder or name of a small Hugging Face transformer,
 the rows with a transformer, and the SVM, on 2,000 documents. Networks read 100 tokens, or 32 with a transformer, and
-are trained for few epochs, as many in all rows. Finished runs are skipped; `--only` takes names of rows.
+are trained for few epochs, as many in all rows. Finished runs are skipped; `--only` takes names of rows, and
+further options are those of `zoo fit`.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def run_of(options: argparse.Namespace, rows: dict[str, Row], name: str, seed: i
     first = next(other for other in rows if rows[other].run == row.run)  # rows that share a run have one name
     slug = re.sub("[^a-z0-9]+", "_", first.lower()).strip("_") + ("_tiny" if options.encoder else "")
     settings = [f"--config=experiments/{row.experiment}_{options.corpus}.yaml", f"--seed_everything={seed}"]
-    settings += [*limits, *row.options]
+    settings += [*limits, *row.options, *options.extra]
     if row.after:
         head = run_of(options, rows, row.after, seed) / "checkpoints" / "head.ckpt"
         settings += ["--from_stage=transfer", f"--ckpt={head}"]
@@ -105,7 +106,7 @@ def main() -> None:
     parser.add_argument("--encoder", help="folder or name of a Hugging Face transformer")
     parser.add_argument("--only", nargs="+", help="names of rows")
     parser.add_argument("--out", type=Path, default=Path("runs/tail_baselines"))
-    options = parser.parse_args()
+    options, options.extra = parser.parse_known_args()
     rows = rows_of(options.corpus, options.epochs, options.encoder)
     chosen = [name for name in rows if name in (options.only or rows)]
     table = {
