@@ -17,7 +17,7 @@ from backbones.base import Backbone, Features
 from backbones.long_documents import Combine, encode_windows
 from datamodules.batch import Batch, LabelSpace
 from datamodules.prepare.hub import SETTINGS_ALONE, load_model, quiet, reason
-from zoo.core.errors import UserError
+from zoo.core.errors import UserError, check_low
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -48,6 +48,7 @@ class Transformer(Backbone):
             weighted by their numbers of tokens, or `max`.
         attention: attention implementation: `eager`, `sdpa` or `flash_attention_2`. Default: the library's choice.
         gradient_checkpointing: recompute layers in the backward pass: less memory, a third more time.
+        first: read only the first tokens of a document, if another part of the model reads more. Default: all.
     """
 
     def __init__(
@@ -60,19 +61,24 @@ class Transformer(Backbone):
         combine: Combine = "mean",
         attention: Attention | None = None,
         gradient_checkpointing: bool = False,
+        first: int | None = None,
     ) -> None:
         super().__init__()
+        check_low(1, first=first)
         if combine not in get_args(Combine):
             raise UserError(f"`combine={combine}` is none of {', '.join(get_args(Combine))}")
-        self.pooling, self.combine = pooling, combine
+        self.pooling, self.combine, self.first = pooling, combine, first
         settings = dict(config or {})
         if not pretrained:
             settings = {"vocab_size": space.vocab_size, "pad_token_id": space.pad_id} | settings
         self.encoder = load_encoder(name, find_config(name, settings, pretrained), pretrained, attention)
         self.config = self.encoder.config
         self.dim, self.num_layers = int(self.config.hidden_size), int(self.config.num_hidden_layers)
-        self.max_length = max_positions(self.encoder)
+        positions = max_positions(self.encoder)
+        self.max_length = None if first and first <= (positions or first) else positions
         self.cls_is_last = getattr(self.config, "summary_type", None) == "last"
+        if first and self.cls_is_last and pooling == "cls":
+            raise UserError(f"`first={first}` cuts off the classification token of {name}: set `pooling=mean`")
         if space.vocab_size > self.encoder.get_input_embeddings().num_embeddings:
             setting = "`data.tokenizer`" if pretrained else "vocab_size of `config`"
             raise UserError(
@@ -87,6 +93,7 @@ class Transformer(Backbone):
         return name if pretrained or not is_model_type(name) else None
 
     def forward(self, batch: Batch) -> Features:
+        batch = batch.first(self.first)
         if 0 < batch.window < batch.ids.shape[1]:
             return encode_windows(batch, self.encode, self.combine)
         return self.encode(batch)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from heads.experts import AdaptiveClusters, Experts
     from heads.graph import DXML, GLaS
     from heads.linear import Linear
-    from heads.tail import BBN, Decoupled, Rerank, Wide
+    from heads.tail import BBN, OLTR, Decoupled, Rerank, Wide
     from heads.transfer import PrototypeTransfer
     from heads.tree import PLT, LightXML, TreeHead
 
@@ -23,6 +23,7 @@ __all__ = [
     "EXAM",
     "LDGN",
     "LSAN",
+    "OLTR",
     "PLT",
     "AdaptiveClusters",
     "AttentionXML",

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,19 +26,30 @@ GROUP = 16  # labels per process; the result depends on it, so it does not depen
 DENSE = 2**22  # largest number of scores in a block of documents
 LEAST_NORM = 1e-6  # of weights that are divided by their norm
 ROWS = 64  # documents per block: small, so that a batch has blocks for all cores
+Penalty = Literal["l2", "l1"]
+SOLVERS: dict[str, int] = {"l2": 1, "l1": 5}  # of liblinear
 
 
 class OneVsRestSvm(LinearEngine):
-    """One L2-regularised linear SVM with squared hinge loss per label, on TF-IDF features.
+    r"""One linear SVM with squared hinge loss per label, on TF-IDF features.
 
-    The model of DiSMEC (Babbar and Schölkopf 2017, https://arxiv.org/abs/1609.02521), which also prunes small weights,
-    fitted by liblinear's dual solver, with a bias. The solver shuffles documents with a global random state that cannot
-    be seeded. Each group of labels is therefore fitted in a fresh process, so that the result is the same in every run
-    and for any number of workers.
+    .. math:: \min_w \Omega(w) + C \sum_i \max(0, 1 - s_i w^T x_i)^2
+
+    With :math:`\Omega = |w|_2^2 / 2` it is the model of DiSMEC (Babbar and Schölkopf 2017,
+    https://arxiv.org/abs/1609.02521), which also prunes small weights. With :math:`\Omega = |w|_1` it is ProXML:
+    Babbar and Schölkopf 2019, "Data scarcity, robustness and extreme multi-label classification"
+    (https://doi.org/10.1007/s10994-019-05791-5): the words of a rare label's test documents differ from those of its
+    few training documents, and robustness to the worst change of each feature is a penalty on the L1 norm.
+
+    Fitted by liblinear, with a bias as one more weight: the dual solver for L2, coordinate descent for L1, where ProXML
+    has a proximal gradient method, because coordinate descent stops too early (docs/methods/baselines.md says how far
+    from the minimum). Both solvers shuffle with a global random state that cannot be seeded. Each group of labels is
+    therefore fitted in a fresh process, so that the result is the same in every run and for any number of workers.
 
     Args:
         cost: penalty of errors, relative to the norm of the weights (C).
         prune: weights with a smaller magnitude are dropped; 0 keeps all.
+        penalty: norm of the weights, `l2`, or `l1` for ProXML.
         slope: a label's probability is sigmoid(slope * margin).
         workers: number of processes. Default: the number of cores.
         normalize: exponent t of w / |w|^t in predictions (Kang et al. 2020, https://arxiv.org/abs/1910.09217, section
@@ -55,14 +66,19 @@ class OneVsRestSvm(LinearEngine):
         slope: float = 4.0,
         workers: int | None = None,
         normalize: float = 0.0,
+        penalty: Penalty = "l2",
         **words: Any,
     ) -> None:
         super().__init__(dim, space, **words)
         check_low(1e-9, cost=cost, slope=slope)
         check_low(0, prune=prune, normalize=normalize)
         check_range(1, MANY, workers=workers)
+        if penalty not in SOLVERS:
+            raise UserError(f"`penalty={penalty}` is none of {', '.join(SOLVERS)}")
         self.cost, self.prune, self.slope, self.workers, self.normalize = cost, prune, slope, workers, normalize
+        self.penalty = penalty
         self.settings |= {"cost": cost, "prune": prune, "slope": slope, "workers": workers, "normalize": normalize}
+        self.settings |= {"penalty": penalty}
         self.weights: csr_array | None = None  # (vocabulary, num_labels)
         self.bias = np.zeros(0, np.float32)  # (num_labels,)
 
@@ -101,7 +117,7 @@ class OneVsRestSvm(LinearEngine):
             self.bias = np.array([column.bias for column in columns], np.float32)
 
     def _workers(self, words: csr_array, labels: csr_array, groups: list[range]) -> Workers:
-        problem = Problem(words, labels, self.cost, self.prune)
+        problem = Problem(words, labels, f"-s {SOLVERS[self.penalty]} -c {self.cost!r} -q", self.prune)
 
         def fit(group: int) -> tuple[int, list[Column]]:
             return group, [problem.fit(label) for label in groups[group]]
@@ -158,9 +174,9 @@ class Column(NamedTuple):
 
 
 class Problem:
-    """Documents in liblinear's format, and their labels."""
+    """Documents in liblinear's format, and their labels; `options` are those of liblinear."""
 
-    def __init__(self, words: csr_array, labels: csr_array, cost: float, prune: float) -> None:
+    def __init__(self, words: csr_array, labels: csr_array, options: str, prune: float) -> None:
         liblinear = library()
         self.size, self.prune = words.shape[0], prune
         # Only words that occur: liblinear is faster if the dense weight vector fits into the cache.
@@ -169,7 +185,7 @@ class Problem:
         words = csr_matrix((words.data, (occurs.cumsum() - 1)[words.indices], words.indptr), (self.size, occurs.sum()))
         self.documents = csc_array(labels)  # of each label
         self.problem = liblinear.problem(np.ones(self.size), words.astype(np.float64), 1.0)
-        self.parameter = liblinear.parameter(f"-s 1 -c {cost!r} -q")  # L2-regularised squared hinge loss, the dual
+        self.parameter = liblinear.parameter(options)
         self.signs = np.empty(self.size)
         self.problem.y = self.signs.ctypes.data_as(ctypes.POINTER(ctypes.c_double))
 

@@ -28,11 +28,17 @@ class Wide(CandidateHead):
     The score of a label is sigmoid(w1 logit(p1) + w2 logit(p2) + b), over the candidates of both heads; a label that
     one head has not ranked gets the lowest score of that head's list. `fit_weights` fits w1, w2 and b.
 
+    With a tree head and a linear engine on `features: both`, this is the recipe of X-Transformer (Chang et al. 2020,
+    https://arxiv.org/abs/1905.02331) and XR-Transformer (Zhang et al. 2021, https://arxiv.org/abs/2110.00685): the tree
+    head (matcher) trains the encoder, and a linear model (ranker) on TF-IDF beside the document vectors ranks. The
+    former adds the scores of both, the latter uses those of the ranker alone: `ranked_by: engine`.
+
     Args:
         inner: first head; its transitions have dotted names, such as `inner.fit`.
         engine: second head, likewise: `engine.fit`.
         by: one set of weights for all labels, or one per class of `LabelSpace.frequency_class`.
         candidates: number of best labels of each head that are considered.
+        ranked_by: `engine` ranks by the second head alone, once it is fitted; the combination is measured as `both`.
     """
 
     weights: Tensor  # (classes, 3) w1, w2 and b
@@ -46,8 +52,10 @@ class Wide(CandidateHead):
         engine: Callable[[int, LabelSpace], Head],
         by: Literal["all", "frequency"] = "all",
         candidates: int = 200,
+        ranked_by: Literal["both", "engine"] = "both",
     ) -> None:
         super().__init__(dim, space, inner, candidates)
+        self.ranked_by = ranked_by
         self.engine = engine(dim, space)
         self.needs_tokens = self.inner.needs_tokens or self.engine.needs_tokens
         self.needs_layers = max(self.inner.needs_layers, self.engine.needs_layers)
@@ -58,6 +66,8 @@ class Wide(CandidateHead):
 
     def check_plan(self, transitions: Sequence[str]) -> None:
         super().check_plan(transitions)
+        if "fit_weights" in transitions and self.ranked_by == "engine":
+            raise UserError("fit_weights has no effect with `ranked_by=engine`: remove one of them")
         if "fit_weights" in transitions[:-1] and any("." in t for t in transitions[transitions.index("fit_weights") :]):
             raise UserError("fit_weights needs the scores of both heads: put it after their own transitions")
 
@@ -73,6 +83,8 @@ class Wide(CandidateHead):
     # --- rankings
 
     def rank(self, features: Features, k: int) -> Ranking:
+        if self.ranked_by == "engine" and not self.engine.pending:
+            return self.engine.rank(features, k)
         depth = self.depth(k)
         return self._mixed(self.inner.rank(features, depth), self.engine.rank(features, depth), k)
 
@@ -82,6 +94,8 @@ class Wide(CandidateHead):
         own = {"": self._mixed(found["inner"][""], found["engine"][""], k)}
         for part, rankings in found.items():
             own |= {f"{part}/{name}" if name else part: truncate(ranking, k) for name, ranking in rankings.items()}
+        if self.ranked_by == "engine" and not self.engine.pending:
+            return own | {"": own.pop("engine"), "both": own[""]}
         return own
 
     def _mixed(self, one: Ranking, other: Ranking, k: int) -> Ranking:

@@ -59,7 +59,10 @@ OWN = {
 # Parameters whose gradient is zero by design: a softmax does not change when all scores are shifted.
 SHIFTS = {"pool.score.bias", "attention.self.key.bias"}
 # Parameters, by the beginnings of their names, that train only after transitions.
-LATER = {"PrototypeTransfer": ("head.tail",)}
+LATER = {
+    "OLTR": ("head.centroids", "head.selector", "head.weight", "head.bias"),
+    "PrototypeTransfer": ("head.tail",),
+}
 # Heads of token states alone, and where backbones have parameters for the pooled vector, which these leave untrained.
 TOKENS_ONLY = {"AttentionXML", "EXAM", "LDGN", "LSAN", "PLT", "PvaeAugmentor"}
 POOLED = (

@@ -49,7 +49,17 @@ ZERO = {  # settings that can be 0, by name
     *("held_out", "fraction", "copies", "seed", "num_workers", "max_bad_rows", "propensity_a", "every_n_train_steps"),
     *("gamma", "alpha", "beta", "betas", "gamma_pos", "gamma_neg", "margin", "mu", "bias_scale", "mix", "kl_weight"),
     *("cluster_weight", "path_weight", "sparse_above", "diversity", "max_kl", "attention_weight", "psc_weight"),
-    *("psc_start", "samples", "augment_weight", "bank_memory", "margin_weight", "lr", "eps", "weight_decay"),
+    *(
+        "psc_start",
+        "samples",
+        "augment_weight",
+        "bank_memory",
+        "margin_weight",
+        "lr",
+        "eps",
+        "weight_decay",
+        "centroid_weight",
+    ),
     *("warmup", "start", "end", "epochs", "gradient_clip_val", "patience", "average_from", "clusters", "labels"),
     *("threshold", "near", "tail_labels", "normalize", "learned_exponent", "l2", "weight"),
     *("line_mb", "text_mb", "unpacked_gb", "ratio", "members", "download_gb"),  # of Limits

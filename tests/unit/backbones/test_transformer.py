@@ -7,6 +7,8 @@ import torch
 
 from backbones import Transformer
 from tests.support.encoders import FAMILIES, LAYERS, LENGTHS, PAD, SPACE, documents, encoder
+from tests.support.errors import raises
+from zoo.core.errors import UserError
 
 every_family = pytest.mark.parametrize("kind", FAMILIES)
 CHECKPOINTED = [kind for kind in FAMILIES if kind != "xlnet"]  # the library's XLNet cannot
@@ -178,3 +180,23 @@ def test_tokenizer_of_an_encoder():
     assert Transformer.own_tokenizer(name="some/model", pooling="mean") == "some/model"
     assert Transformer.own_tokenizer(name="some/model", pretrained=False) == "some/model"
     assert Transformer.own_tokenizer(name="bert", pretrained=False) is None
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "xlnet"])
+@torch.no_grad()
+def test_only_the_first_tokens_are_read(kind):
+    batch = documents()
+    model, whole = (encoder(kind, pooling="mean", first=first) for first in (3, None))
+    assert model.max_length is None  # documents may be longer than it reads
+    got, expected = model(batch), whole(batch.first(3))
+    assert got.tokens.shape[1] == 3
+    assert torch.equal(got.tokens, expected.tokens)
+    assert torch.equal(got.pooled, expected.pooled)
+
+
+def test_first_tokens_that_cannot_be_read_are_refused():
+    assert encoder("bert", first=65).max_length == encoder("bert").max_length == 64
+    with raises(UserError, "`first=0`"):
+        encoder("bert", first=0)
+    with raises(UserError, "`first=3`", "pooling=mean"):
+        encoder("xlnet", first=3)

@@ -221,3 +221,19 @@ def test_fit_weights_must_come_last():
     build(space).check_plan(["engine.fit", "fit_weights"])
     with raises(UserError, "fit_weights"):
         build(space).check_plan(["fit_weights", "engine.fit"])
+
+
+def test_ranked_by_the_engine_alone_once_it_is_fitted():
+    space, _, scores = two_views(documents=20)
+    head, features = build(space, ranked_by="engine"), wrap(scores)
+    mixed, engine = build(space).rank(features, 5), head.engine.rank(features, 5)
+    assert torch.equal(head.rank(features, 5).scores, engine.scores)
+    found = head.rankings(features, 5)
+    assert list(found) == ["", "inner", "both"]
+    assert torch.equal(found[""].labels, engine.labels)
+    assert torch.equal(found["both"].labels, mixed.labels)
+    waiting = build(space, Given, Waiting, ranked_by="engine")
+    assert torch.equal(waiting.rank(features, 5).labels, Given(1, space).rank(features, 5).labels)
+    assert torch.equal(waiting.rankings(features, 5)[""].labels, waiting.rank(features, 5).labels)
+    with raises(UserError, "fit_weights", "ranked_by=engine"):
+        head.check_plan(["engine.fit", "fit_weights"])
