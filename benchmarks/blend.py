@@ -53,13 +53,14 @@ class Documents(TransitionContext):
         return ((None, batch) for batch in self.data.label_batches())
 
 
-def pairs(ckpt: str, label_texts: str | None) -> dict[str, Any]:
+def pairs(ckpts: list[str], label_texts: str | None) -> dict[str, Any]:
     """Candidates (docs, K), features of all pairs (docs, K, features) and labels of both splits."""
-    module = rebuild(Path(ckpt)).eval()
+    module, *others = [rebuild(Path(ckpt)).eval() for ckpt in ckpts]
     config = yaml.safe_load(module.config_text or "")["data"]
     config["init_args"]["label_texts"] = label_texts
-    data, member = build_data(config), module.head
-    head = Blend(1, data.space, {"base": lambda *_: member})
+    data = build_data(config)
+    names = {f"{type(one.head).__name__.lower()}{number}": one.head for number, one in enumerate((module, *others))}
+    head = Blend(1, data.space, {name: lambda *_, one=one: one for name, one in names.items()})
     context = Documents(data)
     head.features.learn(context, torch.arange(len(context.train_targets())))
     width = head.candidates * len(head.inner_heads)
@@ -130,7 +131,7 @@ def shown(name: str, space: LabelSpace, split: Split, scores: Tensor, power: flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ckpt", help="checkpoint of a linear engine")
+    parser.add_argument("--ckpt", nargs="+", help="checkpoints of linear engines of one corpus")
     parser.add_argument("--label_texts", help="file with label descriptions")
     parser.add_argument("--out", default="runs/blend.pt")
     parser.add_argument("--split", default="test", choices=["val", "test"])

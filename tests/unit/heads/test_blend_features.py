@@ -128,7 +128,8 @@ def test_neighbours(corpus, k):
             cosines = cosines[:k]
             total = sum(c**2 for c, _ in cosines)
             votes = sum(c**2 for c, i in cosines if label in corpus.labels[i])
-            features += [votes / total if total else 0.0, cosines[0][0]]
+            best = max([c for c, i in cosines if label in corpus.labels[i]], default=0.0)
+            features += [votes / total if total else 0.0, best, cosines[0][0]]
         return features
 
     assert_equal(fitted(Neighbours, corpus, k=k, lead=LEAD), found, slow)
