@@ -13,9 +13,9 @@ from backbones.base import Features
 from datamodules.batch import Batch, LabelSpace, Targets
 from heads.base import Head, Ranking, TransitionContext, probabilities, top_candidates
 from heads.blend.boosting import BoostedTrees, Boosting, library
+from heads.blend.candidate_pairs import Examples, Pairs, collect, examples, take
 from heads.blend.candidate_union import Candidates, union
 from heads.blend.features import ALL_FEATURES, FeatureGroups, MakeFeatures
-from heads.blend.pairs import Examples, Pairs, collect, examples, take
 from heads.engines.linear_engine import fold_numbers
 from heads.tail.propensity import EPSILON, GRID, by_propensity, exponent_sums
 from heads.tail.rankings import Metric, metric_sums, truncate

@@ -30,7 +30,7 @@ class NearestNeighbours(LinearEngine):
     def __init__(self, dim: int, space: LabelSpace, k: int = 40, power: float = 2.0, **words: Any) -> None:
         super().__init__(dim, space, **words)
         check_width(k=k)
-        check_range(0, MAX_POWER, power=power)
+        check_range(1e-9, MAX_POWER, power=power)
         self.k, self.power = k, power
         self.settings |= {"k": k, "power": power}
         self.index: csr_array | None = None  # (features, documents)

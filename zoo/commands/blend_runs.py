@@ -12,7 +12,7 @@ from scipy.sparse import csr_array
 
 from datamodules import Batch, TextDataModule
 from heads import Blend, Ranking
-from heads.blend.pairs import Pairs, take
+from heads.blend.candidate_pairs import Pairs, take
 from heads.tail.reranker import MAX_EXPONENT
 from zoo.commands.combined import Member, check_name, measured, read_members, test_split, write_run
 from zoo.commands.rerank import SingleProcess
@@ -62,7 +62,7 @@ def blend(
 
     Examples:
         zoo blend runs/lsfa_reuters runs/svm_reuters runs/bonsai_reuters
-        zoo blend runs/svm_eurlex runs/bert_eurlex --exponent 0.2 --label_texts eurlex57k/labels.json.gz
+        zoo blend runs/svm_eurlex runs/bert_eurlex --exponent 0.2
     """
     check_name(name)
     check_range(0, MAX_EXPONENT, exponent=exponent)

@@ -12,7 +12,7 @@ from heads import Blend, Linear, OneVsRestSvm, Parabel
 from heads.base import Ranking
 from heads.blend import Counts, Neighbours, Scores
 from heads.blend.boosting import BoostedTrees, Boosting, exported
-from heads.blend.pairs import Pairs, collect, examples
+from heads.blend.candidate_pairs import Pairs, collect, examples
 from heads.engines.linear_engine import fold_numbers
 from heads.tail.rankings import relevant
 from tests.support.blend import LABELS, LEAD, Corpus
