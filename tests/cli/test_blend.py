@@ -50,6 +50,7 @@ def test_fit_resume_predict_and_rerank(scores, fit, config, read_metrics, tmp_pa
     metrics = read_metrics(folder)["metrics"]
     assert metrics["P@1"] > 0.5
     assert {"svm/P@1", "trees_of_labels/P@1"} <= set(metrics)
+    assert sum(read_metrics(folder)["importances"].values()) == pytest.approx(1)
     best = folder / "checkpoints" / "best.ckpt"
     state = read_checkpoint(best)["state_dict"]
     assert state["head.trees._extra_state"]["roots"].shape == (20,)
@@ -94,8 +95,7 @@ def test_finished_runs_as_one_model(members, tmp_path, capsys):
     assert run.facts["head"] == "Blend"
     assert 0 < run.metrics["P@1"] <= 1
     assert set(run.facts["members"]) == set(map(str, members))
-    shares = [value for name, value in run.facts["blend"].items() if name.startswith("importance/")]
-    assert sum(shares) == pytest.approx(1)
+    assert sum(run.importances.values()) == pytest.approx(1)
     file = run.path / "checkpoints" / "best.ckpt"
     tagger = zoo.load(file, "cpu")
     assert tagger.threshold == run.metrics["threshold"]

@@ -89,7 +89,7 @@ def blend(
     made.tuned = measured(data.space, data.targets("val"), blended(head, data, "val", rankings), 0.5).best_threshold()
     split = test_split(data)
     found = rankings if split == "val" else [member.rankings(split, depth) for member in members]
-    facts = {"blend": {key.removeprefix("blend/"): value for key, value in context.logged.items()}}
+    facts = {"importances": head.importances(), "exponent": float(head.power)}
     write_run(members, made, blended(head, data, split, found), "Blend", name, out, facts)
 
 
