@@ -7,7 +7,19 @@ from zoo.core.lazy import lazy_names
 if TYPE_CHECKING:
     from heads.blend.blend import Blend
     from heads.blend.features import Cooccurrence, Counts, LabelWords, Neighbours, PairFeatures, Scores
+    from heads.blend.label_groups import Clusters, Hierarchy
     from heads.blend.proposals import Proposals
 
-__all__ = ["Blend", "Cooccurrence", "Counts", "LabelWords", "Neighbours", "PairFeatures", "Proposals", "Scores"]
+__all__ = [
+    "Blend",
+    "Clusters",
+    "Cooccurrence",
+    "Counts",
+    "Hierarchy",
+    "LabelWords",
+    "Neighbours",
+    "PairFeatures",
+    "Proposals",
+    "Scores",
+]
 __getattr__, __dir__ = lazy_names(__name__)

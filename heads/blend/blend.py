@@ -15,16 +15,18 @@ from heads.base import Head, Ranking, TransitionContext, probabilities, top_cand
 from heads.blend.boosting import BoostedTrees, Boosting, library
 from heads.blend.candidate_pairs import Examples, Pairs, collect, examples, take
 from heads.blend.candidate_union import Candidates, union
-from heads.blend.features import ALL_FEATURES, FeatureGroups, MakeFeatures
+from heads.blend.features import Cooccurrence, Counts, FeatureGroups, LabelWords, MakeFeatures, Neighbours, Scores
+from heads.blend.label_groups import Clusters, Hierarchy
 from heads.engines.linear_engine import fold_numbers
 from heads.tail.propensity import EPSILON, GRID, by_propensity, exponent_sums
 from heads.tail.rankings import Metric, metric_sums, truncate
 from heads.tail.reranker import MAX_EXPONENT, OutOfFold
-from zoo.core.errors import MANY, UserError, check_range, check_width
+from zoo.core.errors import MANY, UserError, check_low, check_range, check_width
 
 ENOUGH = 10_000  # labels of the validation documents from which the ranker is fitted to them
 LOGGED: tuple[Metric, ...] = (("P", 1), ("P", 5), ("nDCG", 5), ("PSP", 1), ("PSP", 5))
 KEPT: tuple[Metric, ...] = (("P", 1), ("P", 5))
+ALL_FEATURES: tuple[MakeFeatures, ...] = (Scores, Counts, Neighbours, LabelWords, Cooccurrence, Clusters, Hierarchy)
 RESERVED = ("features", "trees", "inverse_propensity", "power")  # attributes that are not names of members
 
 
@@ -46,6 +48,7 @@ class Blend(Head):
             that, as linear engines do. Default: `validation` if its documents have at least 10,000 labels in all or a
             member has no out-of-fold scores, else `out_of_fold`.
         folds: number of folds of `out_of_fold`.
+        documents: maximum number of documents of `out_of_fold` that the ranker learns from, drawn at random.
         ranker: settings of the trees.
         exponent: rank by r^a p, where r are inverse propensities and a is the exponent: it trades P@k for PSP@k. With
             None, `fit_ranker` chooses the largest one that costs at most `allowed_loss` of P@1 and of P@5.
@@ -65,6 +68,7 @@ class Blend(Head):
         candidates: int = 64,
         scores: Literal["validation", "out_of_fold"] | None = None,
         folds: int = 3,
+        documents: int = 20_000,
         ranker: Boosting | None = None,
         exponent: float | None = 0.0,
         allowed_loss: float = 0.005,
@@ -73,12 +77,14 @@ class Blend(Head):
         super().__init__(dim, space)
         check_width(candidates=candidates)
         check_range(2, MANY, folds=folds)
+        check_low(1, documents=documents)
         check_range(0, MAX_EXPONENT, exponent=exponent)
         check_range(0, 1, allowed_loss=allowed_loss)
         if not members:
             raise UserError("`members` is empty: give at least one head by name")
         self.space, self.make_features = space, tuple(ALL_FEATURES if features is None else features)
         self.candidates, self.scores, self.folds = min(candidates, space.num_labels), scores, folds
+        self.documents = documents
         self.exponent, self.allowed_loss, self.measure_members = exponent, allowed_loss, measure_members
         for name, make in members.items():
             if not name.isidentifier() or hasattr(self, name) or name in RESERVED:
@@ -262,11 +268,13 @@ class Blend(Head):
     def _out_of_fold(self, ctx: TransitionContext) -> Iterator[Examples]:
         members = [member for member in self.inner_heads.values() if isinstance(member, OutOfFold)]
         rankings = [member.out_of_fold(ctx, self.folds, self.candidates) for member in members]
-        fold_of = fold_numbers(len(ctx.train_targets()), self.folds, ctx.seed)
+        size = len(ctx.train_targets())
+        fold_of = fold_numbers(size, self.folds, ctx.seed)
+        drawn = torch.randperm(size, generator=torch.Generator().manual_seed(ctx.seed + 1)) < self.documents
         for fold in range(self.folds):
             groups = self._new_features().to(self._device)
             groups.learn(ctx, (fold_of != fold).nonzero().flatten())
-            batches = ctx.train_features((fold_of == fold).nonzero().flatten())
+            batches = ctx.train_features(((fold_of == fold) & drawn).nonzero().flatten())
             yield from examples(groups, ((batch, take(rankings, batch.rows.cpu())) for _, batch in batches))
 
     def importances(self) -> dict[str, float]:

@@ -38,10 +38,10 @@ class Boosting:
         l2: L2 regularization of the values of leaves.
     """
 
-    trees: int = 100
-    lr: float = 0.1
-    leaves: int = 31
-    least: int = 100
+    trees: int = 300
+    lr: float = 0.06
+    leaves: int = 12
+    least: int = 200
     l2: float = 1.0
 
     def __post_init__(self) -> None:

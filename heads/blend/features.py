@@ -280,6 +280,3 @@ class FeatureGroups(nn.Module):
     def forward(self, candidates: Candidates) -> Tensor:
         """Features of all known candidates, document by document, (pairs, features)."""
         return torch.cat([group(candidates)[candidates.known] for group in self.groups], dim=1)
-
-
-ALL_FEATURES: tuple[MakeFeatures, ...] = (Scores, Counts, Neighbours, LabelWords, Cooccurrence)

@@ -34,7 +34,7 @@ def blend(
     exponent: float | None = 0.0,
     label_texts: str | None = None,
     max_length: int = 600,
-    trees: int = 200,
+    trees: int = 300,
     seed: int = 0,
     device: str | None = None,
     trust: list[str] | None = None,
@@ -71,7 +71,7 @@ def blend(
     members = read_members(runs, device, trust or ())
     check_same_documents(members)
     data = words_of(members, label_texts, max_length, trust or ())
-    init: dict[str, Any] = {"candidates": candidates, "exponent": exponent, "ranker": {"trees": trees, "lr": 0.05}}
+    init: dict[str, Any] = {"candidates": candidates, "exponent": exponent, "ranker": {"trees": trees}}
     head_names = unique_names(members)
     init["members"] = dict.fromkeys(head_names, "heads.blend.Proposals")
     config: dict[str, Any] = {"backbone": "backbones.Words", "head": {"class_path": "heads.Blend", "init_args": init}}

@@ -162,7 +162,7 @@ def blend(facts: Facts, budget: float) -> dict[str, Any]:
     fitted = [f"{choice.name}.fit" for choice in chosen if not choice.stage]
     stages += [{"name": "members", "on_enter": fitted}, {"name": "ranker", "on_enter": ["fit_ranker"]}]
     members = {choice.name: choice.head for choice in chosen}
-    head = {"members": members, "scores": scores, "folds": FOLDS, "ranker": {"trees": 200, "lr": 0.05}}
+    head = {"members": members, "scores": scores, "folds": FOLDS}
     found: dict[str, Any] = {
         "model": {"backbone": encoder() if network else "Words", "head": {"class_path": "Blend", "init_args": head}},
         "stages": stages,
