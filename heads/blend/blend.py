@@ -17,6 +17,7 @@ from heads.blend.candidate_pairs import Examples, Pairs, collect, examples, take
 from heads.blend.candidate_union import Candidates, union
 from heads.blend.features import Cooccurrence, Counts, FeatureGroups, LabelWords, MakeFeatures, Neighbours, Scores
 from heads.blend.label_groups import Clusters, Hierarchy
+from heads.blend.perceptron import Network, Perceptron
 from heads.engines.linear_engine import fold_numbers
 from heads.tail.propensity import EPSILON, GRID, by_propensity, exponent_sums
 from heads.tail.rankings import Metric, metric_sums, truncate
@@ -49,7 +50,7 @@ class Blend(Head):
             member has no out-of-fold scores, else `out_of_fold`.
         folds: number of folds of `out_of_fold`.
         documents: maximum number of documents of `out_of_fold` that the ranker learns from, drawn at random.
-        ranker: settings of the trees.
+        ranker: settings of the trees, or of a small network (`hidden: [64, 32]`).
         exponent: rank by r^a p, where r are inverse propensities and a is the exponent: it trades P@k for PSP@k. With
             None, `fit_ranker` chooses the largest one that costs at most `allowed_loss` of P@1 and of P@5.
         allowed_loss: largest loss when `exponent` is None, measured on the ranker's documents by `folds` folds.
@@ -69,7 +70,7 @@ class Blend(Head):
         scores: Literal["validation", "out_of_fold"] | None = None,
         folds: int = 3,
         documents: int = 20_000,
-        ranker: Boosting | None = None,
+        ranker: Boosting | Network | None = None,
         exponent: float | None = 0.0,
         allowed_loss: float = 0.005,
         measure_members: bool = True,
@@ -93,7 +94,8 @@ class Blend(Head):
         self.needs_tokens = any(member.needs_tokens for member in self.inner_heads.values())
         self.needs_layers = max(member.needs_layers for member in self.inner_heads.values())
         self.features = self._new_features()
-        self.trees = BoostedTrees(len(self.features.names), ranker or Boosting())
+        self.settings = ranker or Boosting()
+        self.trees = self._new_ranker()
         inverse = space.inverse_propensity()[: space.num_labels].float()
         self.register_buffer("inverse_propensity", inverse, persistent=False)
         self.register_buffer("power", torch.tensor(exponent or 0.0, dtype=torch.float64), persistent=exponent is None)
@@ -101,6 +103,12 @@ class Blend(Head):
     def _new_features(self) -> FeatureGroups:
         """Feature groups that have learned nothing yet."""
         return FeatureGroups([make(self.space, list(self.inner_heads)) for make in self.make_features])
+
+    def _new_ranker(self) -> BoostedTrees | Perceptron:
+        size = len(self.features.names)
+        return (
+            Perceptron(size, self.settings) if isinstance(self.settings, Network) else BoostedTrees(size, self.settings)
+        )
 
     @property
     def ready(self) -> bool:
@@ -116,7 +124,8 @@ class Blend(Head):
         elif any("." in name for name in transitions[transitions.index("fit_ranker") :]):
             raise UserError("fit_ranker needs the scores of all members: put it after their own transitions")
         else:
-            library()  # fail before other stages run for hours
+            if isinstance(self.settings, Boosting):
+                library()  # fail before other stages run for hours
             if self.scores == "out_of_fold":
                 self._check_folds()
 
@@ -214,7 +223,7 @@ class Blend(Head):
         for fold in range(int(fold_of.max()) + 1):
             train, test = pairs.take(documents[fold_of != fold]), pairs.take(documents[fold_of == fold])
             if 0 < train.hits.sum() < len(train.hits):
-                trees = BoostedTrees(len(self.features.names), self.trees.settings)
+                trees = self._new_ranker()
                 trees.learn(train.inputs.numpy(), train.hits.numpy(), seed)
                 rankings.append(test.ranking(trees(test.inputs), len(self.inner_heads) * self.candidates))
                 order.append(documents[fold_of == fold])

@@ -34,7 +34,7 @@ class Boosting:
         trees: number of trees.
         lr: factor of each tree.
         leaves: maximum number of leaves of a tree.
-        least: minimum number of pairs in a leaf.
+        least: minimum number of pairs in a leaf, at most a hundredth of all pairs.
         l2: L2 regularization of the values of leaves.
     """
 
@@ -80,7 +80,7 @@ class BoostedTrees(nn.Module):
             max_iter=settings.trees,
             learning_rate=settings.lr,
             max_leaf_nodes=settings.leaves,
-            min_samples_leaf=settings.least,
+            min_samples_leaf=min(settings.least, max(len(hits) // 100, 1)),
             l2_regularization=settings.l2,
             early_stopping=False,
             random_state=seed,

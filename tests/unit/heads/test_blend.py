@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from heads import Blend, Linear, OneVsRestSvm, Parabel
@@ -13,6 +14,7 @@ from heads.base import Ranking
 from heads.blend import Counts, Neighbours, Scores
 from heads.blend.boosting import BoostedTrees, Boosting, exported
 from heads.blend.candidate_pairs import Pairs, collect, examples
+from heads.blend.perceptron import Network, Perceptron
 from heads.engines.linear_engine import fold_numbers
 from heads.tail.rankings import relevant
 from tests.support.blend import LABELS, LEAD, Corpus
@@ -100,6 +102,36 @@ def test_damaged_trees_are_refused():
     ):
         with raises(UserError, "boosted trees"):
             BoostedTrees(5, SMALL).set_extra_state(damaged)
+
+
+def test_a_small_network_ranks_pairs_too(splits):
+    inputs, hits = noisy_pairs(4000)
+    new, right = noisy_pairs(4000)
+    trees, network = BoostedTrees(5, SMALL), Perceptron(5, Network(hidden=(16,), epochs=15, step=0.01, batch=256))
+    assert not network.fitted
+    losses = []
+    with torch.no_grad():
+        for model in (trees, network):
+            model.learn(inputs, hits)
+            found = model(torch.from_numpy(new))
+            losses.append(F.binary_cross_entropy_with_logits(found, torch.from_numpy(right).double()).item())
+    assert losses[1] < 1.05 * losses[0]
+    assert network.importances().sum() == pytest.approx(1)
+    assert network.importances().argmax() in (0, 1)
+    assert not any(parameter.requires_grad for parameter in network.parameters())
+    alone = network(torch.from_numpy(new[7:8]))
+    assert torch.equal(alone.float(), network(torch.from_numpy(new))[7:8].float())
+    again = Perceptron(5, network.settings)
+    with torch.no_grad():
+        again.learn(inputs, hits)
+    assert torch.equal(again(torch.from_numpy(new)), network(torch.from_numpy(new)))
+    head = build(splits[0].space, {"one": Linear}, ranker=Network(hidden=[4], epochs=1))
+    head.fit_ranker(splits[0].context(splits[1]))
+    other = build(splits[0].space, {"one": Linear}, ranker=Network(hidden=[4], epochs=1))
+    other.load_state_dict(head.state_dict())
+    one, two = (each.rank(splits[2].features, 3) for each in (head, other))
+    assert other.ready
+    assert torch.equal(one.scores, two.scores)
 
 
 # --- the head
