@@ -23,6 +23,7 @@ DTYPES = {
     "start": torch.float64,
     "gains": torch.float64,
 }
+LARGEST = np.finfo(np.float64).max
 WALKED = ("feature", "threshold", "missing_left", "left", "right", "value", "roots")  # what an evaluation reads
 
 
@@ -138,7 +139,7 @@ def exported(model: Any, features: int) -> dict[str, Tensor]:
     own, leaf = np.arange(len(nodes)), nodes["is_leaf"].astype(bool)
     found = {
         "feature": np.where(leaf, 0, nodes["feature_idx"]),
-        "threshold": np.where(leaf, 0.0, nodes["num_threshold"]),
+        "threshold": np.where(leaf, 0.0, nodes["num_threshold"]).clip(-LARGEST, LARGEST),  # infinite: is it missing?
         "missing_left": nodes["missing_go_to_left"].astype(bool),
         "left": np.where(leaf, own, nodes["left"] + offsets),
         "right": np.where(leaf, own, nodes["right"] + offsets),
@@ -161,7 +162,7 @@ def check_trees(nodes: dict[str, Tensor], features: int) -> None:
     inner = (left > own) & (right > own) & (torch.maximum(left, right) < size)
     in_range = (nodes["feature"] >= 0) & (nodes["feature"] < features)
     finite = nodes["value"].isfinite().all() and nodes["start"].isfinite() and nodes["gains"].isfinite().all()
-    if not ((leaf | inner) & in_range).all() or not finite or nodes["threshold"].isnan().any():
+    if not ((leaf | inner) & in_range).all() or not finite or not nodes["threshold"].isfinite().all():
         raise ValueError("not trees")
     if not len(roots) or roots.min() < 0 or roots.max() >= size:
         raise ValueError("no roots")

@@ -73,6 +73,18 @@ def test_exported_trees_predict_what_scikit_learn_predicts(missing):
     assert trees.importances().argmax() in (0, 1)
 
 
+def test_splits_by_missing_values_are_finite():
+    inputs, hits = noisy_pairs(missing=0)
+    inputs[:, 4] = np.where(hits > 0, 1, np.nan)  # only whether it is missing tells
+    model = HistGradientBoostingClassifier(max_iter=5, random_state=0).fit(inputs, hits)
+    trees = BoostedTrees(5, SMALL)
+    trees.set_extra_state(exported(model, 5))
+    assert np.isinf(np.concatenate([tree.nodes["num_threshold"] for (tree,) in model._predictors])).any()
+    assert trees.nodes["threshold"].isfinite().all()
+    got = trees(torch.from_numpy(inputs)).sigmoid().numpy()
+    assert np.abs(got - model.predict_proba(inputs)[:, 1]).max() < 1e-6
+
+
 def test_a_feature_without_values_is_ignored():
     inputs, hits = noisy_pairs(missing=0)
     inputs[:, 3] = np.nan
