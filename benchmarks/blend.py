@@ -28,13 +28,14 @@ from heads import Blend, TransitionContext
 from heads.base import Ranking, probabilities, top_candidates
 from heads.blend.boosting import BoostedTrees, Boosting
 from heads.blend.candidate_union import union
+from heads.blend.perceptron import Network, Perceptron
 from heads.tail.propensity import by_propensity
 from heads.tail.rankings import relevant
 from zoo.training.checkpoint import build_data, rebuild
 from zoo.training.ranking_metrics import RankingMetrics
 
 SHOWN = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@3", "PSP@5")
-STEPS = ("Scores", "Counts", "Neighbours", "LabelWords", "Cooccurrence")
+STEPS = ("Scores", "Counts", "Neighbours", "LabelWords", "Cooccurrence", "Clusters", "Hierarchy")
 FOLDS = 3
 BINS = 15  # of the calibration error
 
@@ -53,13 +54,14 @@ class Documents(TransitionContext):
         return ((None, batch) for batch in self.data.label_batches())
 
 
-def pairs(ckpt: str, label_texts: str | None) -> dict[str, Any]:
+def pairs(ckpts: list[str], label_texts: str | None) -> dict[str, Any]:
     """Candidates (docs, K), features of all pairs (docs, K, features) and labels of both splits."""
-    module = rebuild(Path(ckpt)).eval()
+    module, *others = [rebuild(Path(ckpt)).eval() for ckpt in ckpts]
     config = yaml.safe_load(module.config_text or "")["data"]
     config["init_args"]["label_texts"] = label_texts
-    data, member = build_data(config), module.head
-    head = Blend(1, data.space, {"base": lambda *_: member})
+    data = build_data(config)
+    names = {f"{type(one.head).__name__.lower()}{number}": one.head for number, one in enumerate((module, *others))}
+    head = Blend(1, data.space, {name: lambda *_, one=one: one for name, one in names.items()})
     context = Documents(data)
     head.features.learn(context, torch.arange(len(context.train_targets())))
     width = head.candidates * len(head.inner_heads)
@@ -99,8 +101,10 @@ class Split:
         return self.labels >= 0
 
 
-def logits(train: Split, test: Split, columns: list[int], settings: Boosting) -> Tensor:
-    trees = BoostedTrees(len(columns), settings)
+@torch.no_grad()
+def logits(train: Split, test: Split, columns: list[int], settings: Boosting | Network) -> Tensor:
+    kind = Perceptron if isinstance(settings, Network) else BoostedTrees
+    trees = kind(len(columns), settings)
     known = train.known
     trees.learn(train.inputs[known][:, columns].numpy(), train.hits[known].numpy())
     found = torch.full(test.labels.shape, -torch.inf)
@@ -130,12 +134,12 @@ def shown(name: str, space: LabelSpace, split: Split, scores: Tensor, power: flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ckpt", help="checkpoint of a linear engine")
+    parser.add_argument("--ckpt", nargs="+", help="checkpoints of linear engines of one corpus")
     parser.add_argument("--label_texts", help="file with label descriptions")
     parser.add_argument("--out", default="runs/blend.pt")
     parser.add_argument("--split", default="test", choices=["val", "test"])
     parser.add_argument("--rows", default="steps", choices=["steps", "without", "all"])
-    parser.add_argument("--trees", default="{}", help="settings of `Boosting`, as YAML")
+    parser.add_argument("--trees", default="{}", help="settings of `Boosting` or `Network`, as YAML")
     parser.add_argument("--exponents", nargs="*", type=float, default=[], help="of the model with all features")
     options = parser.parse_args()
     if not Path(options.out).exists():
@@ -144,7 +148,8 @@ def main() -> None:
     space, groups = LabelSpace(**kept["space"]), kept["groups"]
     val, test = Split(*kept["val"]), Split(*kept["test"])
     measured = {"val": val, "test": test}[options.split]
-    settings = Boosting(**yaml.safe_load(options.trees))
+    given = yaml.safe_load(options.trees)
+    settings = Network(**given) if "hidden" in given else Boosting(**given)
     steps = [name for name in STEPS if name in groups]
     rows = {"all": steps}
     if options.rows == "steps":

@@ -21,7 +21,7 @@ from torch import nn
 from callbacks.schedule import StageSchedule
 from callbacks.transition import gather_objects
 from datamodules.base import TextDataModule
-from heads import LinearEngine
+from heads import Blend, LinearEngine
 from zoo.analysis.collect_evidence import collect
 from zoo.core.console import note
 from zoo.core.errors import first_line
@@ -108,6 +108,8 @@ class RunReport(pl.Callback):
             "vector_coverage": None if data is None else data.vector_coverage,
             "partial": reasons,
         }
+        if importances := find_importances(module):
+            facts["importances"] = importances
         if self.folder is not None:
             RunFolder(self.folder).write_results(facts, metrics)
         Console().print(tables(title, metrics))
@@ -198,6 +200,12 @@ def count_parameters(module: nn.Module) -> int | None:
                 return None
             total += engine.num_weights
     return total
+
+
+def find_importances(module: nn.Module) -> dict[str, float]:
+    """Importances of the features of a fitted `Blend` in the model."""
+    blends = (part for part in module.modules() if isinstance(part, Blend) and part.trees.fitted)
+    return next((blend.importances() for blend in blends), {})
 
 
 def peak_memory() -> dict[str, float]:

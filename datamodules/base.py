@@ -20,7 +20,7 @@ from datamodules.batch import Batch, LabelSpace, Targets
 from datamodules.prepare.cached_vectors import cached_vectors
 from datamodules.prepare.corpus import Corpus, Prepared, Settings, prepare, with_merged_val
 from datamodules.prepare.dense_vectors import Encode, VectorCache
-from datamodules.prepare.label_texts import read_label_texts
+from datamodules.prepare.label_texts import label_texts, parent_pairs, read_labels
 from datamodules.prepare.limits import DEFAULT_LIMITS, Limits
 from datamodules.prepare.rows import EncodedRows, pad
 from datamodules.prepare.vectors import WordVectors
@@ -177,8 +177,10 @@ class TextDataModule(pl.LightningDataModule, ABC):
         space.idf = space.idf if self.idf is None else self.idf
         space.propensity_a, space.propensity_b = self.propensity["propensity_a"], self.propensity["propensity_b"]
         if file := self.label_file():
-            texts = read_label_texts(file)
+            labels = read_labels(file)
+            texts = label_texts(labels)
             space.texts = [texts.get(name, "") for name in space.names]
+            space.parents = parent_pairs(labels, space.names)
             known = sum(map(bool, space.texts))
             note(f"{file.name}: descriptions of {known:,} of the {space.num_labels:,} labels")
         return space

@@ -151,6 +151,7 @@ class LabelSpace:
         propensity_b: constant B of the propensity model.
         added: number of labels at the end of `names` that were added to a trained model; they are always tail labels.
         texts: descriptions of `names`; empty if there are none.
+        parents: labels and their parents, label after label: child, parent, child, parent, ...
         idf: whether TF-IDF weights tokens by inverse document frequency; features may be weighted already.
     """
 
@@ -166,6 +167,7 @@ class LabelSpace:
     propensity_b: float = 1.5
     added: int = 0
     texts: list[str] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
     idf: bool = True
 
     def __post_init__(self) -> None:

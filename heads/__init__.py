@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from heads.augment import PvaeAugmentor
     from heads.base import DenseHead, Head, Ranking, TransitionContext
     from heads.blend import Blend
-    from heads.engines import Bonsai, LinearEngine, OneVsRestSvm, Parabel
+    from heads.engines import Bonsai, LinearEngine, NearestNeighbours, OneVsRestSvm, Parabel
     from heads.experts import AdaptiveClusters, Experts
     from heads.graph import DXML, GLaS
     from heads.linear import Linear
@@ -38,6 +38,7 @@ __all__ = [
     "LightXML",
     "Linear",
     "LinearEngine",
+    "NearestNeighbours",
     "OneVsRestSvm",
     "Parabel",
     "PrototypeTransfer",

@@ -33,8 +33,22 @@ class LabelDescription:
     parents: tuple[str, ...]
 
 
-def read_label_texts(path: Path) -> dict[str, str]:
-    """Read the text of each label: its own names and description, then those of its parents.
+def label_texts(found: dict[str, LabelDescription]) -> dict[str, str]:
+    """Text of each label: its own names and description, then those of its parents."""
+    own = {label: ", ".join(description.words) for label, description in found.items()}
+    above = {label: [own[p] for p in found[label].parents if p != label and own.get(p)] for label in found}
+    return {label: "; ".join(part for part in (own[label], *above[label]) if part) for label in found}
+
+
+def parent_pairs(found: dict[str, LabelDescription], names: list[str]) -> list[int]:
+    """Indices of labels and their parents among `names`: child, parent, child, parent, ..."""
+    index = {name: i for i, name in enumerate(names)}
+    every = [(name, parent) for name in names if name in found for parent in dict.fromkeys(found[name].parents)]
+    return [index[one] for pair in every if pair[0] != pair[1] and pair[1] in index for one in pair]
+
+
+def read_labels(path: Path) -> dict[str, LabelDescription]:
+    """Read names, descriptions and parents of labels.
 
     A `.json` file is an object that maps each label to a text or an object. The other formats have one row per label,
     which is in the column `label`. Texts are taken from `name`, `text`, `description` and `alt_labels`, and in a
@@ -47,13 +61,9 @@ def read_label_texts(path: Path) -> dict[str, str]:
         )
     with opened(path) as stream:
         if unpacked_name(path).suffix == ".json":
-            found = dict(_entries(path, read_all(stream, path)))
-        else:
-            rows = READERS[unpacked_name(path).suffix](stream, path, Format("label", None, "label", fixed=True))
-            found = dict(_labelled(path, rows))
-    own = {label: ", ".join(description.words) for label, description in found.items()}
-    above = {label: [own[p] for p in found[label].parents if p != label and own.get(p)] for label in found}
-    return {label: "; ".join(part for part in (own[label], *above[label]) if part) for label in found}
+            return dict(_entries(path, read_all(stream, path)))
+        rows = READERS[unpacked_name(path).suffix](stream, path, Format("label", None, "label", fixed=True))
+        return dict(_labelled(path, rows))
 
 
 def _entries(path: Path, content: bytes) -> Iterator[tuple[str, LabelDescription]]:

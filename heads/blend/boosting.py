@@ -23,6 +23,7 @@ DTYPES = {
     "start": torch.float64,
     "gains": torch.float64,
 }
+LARGEST = np.finfo(np.float64).max
 WALKED = ("feature", "threshold", "missing_left", "left", "right", "value", "roots")  # what an evaluation reads
 
 
@@ -34,14 +35,14 @@ class Boosting:
         trees: number of trees.
         lr: factor of each tree.
         leaves: maximum number of leaves of a tree.
-        least: minimum number of pairs in a leaf.
+        least: minimum number of pairs in a leaf, at most a hundredth of all pairs.
         l2: L2 regularization of the values of leaves.
     """
 
-    trees: int = 100
-    lr: float = 0.1
-    leaves: int = 31
-    least: int = 100
+    trees: int = 300
+    lr: float = 0.06
+    leaves: int = 12
+    least: int = 200
     l2: float = 1.0
 
     def __post_init__(self) -> None:
@@ -80,7 +81,7 @@ class BoostedTrees(nn.Module):
             max_iter=settings.trees,
             learning_rate=settings.lr,
             max_leaf_nodes=settings.leaves,
-            min_samples_leaf=settings.least,
+            min_samples_leaf=min(settings.least, max(len(hits) // 100, 1)),
             l2_regularization=settings.l2,
             early_stopping=False,
             random_state=seed,
@@ -138,7 +139,7 @@ def exported(model: Any, features: int) -> dict[str, Tensor]:
     own, leaf = np.arange(len(nodes)), nodes["is_leaf"].astype(bool)
     found = {
         "feature": np.where(leaf, 0, nodes["feature_idx"]),
-        "threshold": np.where(leaf, 0.0, nodes["num_threshold"]),
+        "threshold": np.where(leaf, 0.0, nodes["num_threshold"]).clip(-LARGEST, LARGEST),  # infinite: is it missing?
         "missing_left": nodes["missing_go_to_left"].astype(bool),
         "left": np.where(leaf, own, nodes["left"] + offsets),
         "right": np.where(leaf, own, nodes["right"] + offsets),
@@ -161,7 +162,7 @@ def check_trees(nodes: dict[str, Tensor], features: int, trees: int) -> None:
     inner = (left > own) & (right > own) & (torch.maximum(left, right) < size)
     in_range = (nodes["feature"] >= 0) & (nodes["feature"] < features)
     finite = nodes["value"].abs().sum().isfinite() and nodes["start"].isfinite() and nodes["gains"].isfinite().all()
-    if not ((leaf | inner) & in_range).all() or not finite or nodes["threshold"].isnan().any():
+    if not ((leaf | inner) & in_range).all() or not finite or not nodes["threshold"].isfinite().all():
         raise ValueError("not trees")
     if not 0 < len(roots) <= trees or roots.min() < 0 or roots.max() >= size:
         raise ValueError("no roots, or too many")

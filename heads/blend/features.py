@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from backbones.tfidf import TfIdf, smooth_idf
 from datamodules.batch import LabelSpace
-from heads.base import TransitionContext
+from heads.base import Ranking, TransitionContext
 from heads.blend.candidate_union import Candidates
-from heads.blend.sparse import nearest, pack, unpack, values_at
+from heads.blend.sparse import nearest, pack, unpack, values_at, votes
 from heads.tree.label_tree import label_matrix
 from zoo.core.errors import check_low, check_width
 
@@ -90,9 +90,10 @@ class Counts(PairFeatures):
 
 
 class Neighbours(PairFeatures):
-    """Share of the label among the most similar training documents, weighted by squared cosine, and the best cosine.
+    """Share of the label among the most similar training documents, weighted by squared cosine, and the best cosines.
 
-    Similarity is the cosine of TF-IDF, once of the whole document and once of its first words.
+    The best cosine is that of the most similar document, and of the most similar one with the label. Similarity
+    is the cosine of TF-IDF, once of the whole document and once of its first words.
 
     Args:
         k: number of neighbours.
@@ -107,7 +108,7 @@ class Neighbours(PairFeatures):
         check_width(k=k, lead=lead)
         check_low(1, min_documents=min_documents)
         self.k, self.lead = k, lead
-        self.names = [f"{part}_{what}" for part in ("text", "lead") for what in ("votes", "cosine")]
+        self.names = [f"{part}_{what}" for part in ("text", "lead") for what in ("votes", "best_with_label", "cosine")]
         self.text_weights, self.lead_weights = TfIdf(space, min_documents), TfIdf(space, min_documents)
         self.indexes: list[csr_array] = []  # (vocabulary, documents) of both parts
         self.labels: csr_array | None = None  # (documents, num_labels)
@@ -128,22 +129,25 @@ class Neighbours(PairFeatures):
         self.labels = label_matrix(ctx.train_targets().to("cpu").take(rows), self.num_labels)
 
     def forward(self, candidates: Candidates) -> Tensor:
-        found = []
+        assert self.labels is not None
+        found, labels = [], candidates.labels.clamp_min(0).numpy()
         parts = ((self.text_weights, candidates.words), (self.lead_weights, candidates.words.first(self.lead)))
         for (weights, batch), index in zip(parts, self.indexes, strict=True):
-            queries = weights.matrix(weights.counts(batch))
-            near = nearest(queries, index, self.k)
-            squares = near.scores.double().square() * (near.labels >= 0)
-            shares = (squares / squares.sum(1, keepdim=True).clamp_min(1e-12)).numpy()
-            starts = np.arange(0, shares.size + 1, self.k)
-            chosen = csr_array((shares.ravel(), near.labels.clamp_min(0).numpy().ravel(), starts))
-            chosen.resize(len(shares), index.shape[1])
-            votes = csr_array(chosen @ self.labels)
-            votes.sort_indices()
-            rows = np.arange(len(shares))[:, None]
-            found.append(torch.from_numpy(values_at(votes, rows, candidates.labels.clamp_min(0).numpy())))
-            found.append(near.scores[:, :1].float().expand(candidates.labels.shape))
+            near = nearest(weights.matrix(weights.counts(batch)), index, self.k)
+            shares = csr_array(votes(near, 2, index.shape[1]) @ self.labels)
+            shares.sort_indices()
+            found.append(torch.from_numpy(values_at(shares, np.arange(len(labels))[:, None], labels)))
+            found.append(self._best_with_label(near, labels))
+            found.append(near.scores[:, :1].float().expand(labels.shape))
         return torch.stack(found, dim=-1)
+
+    def _best_with_label(self, near: Ranking, labels: np.ndarray) -> Tensor:
+        """Largest cosine of the neighbors that have the label, 0 if none has it, (docs, K)."""
+        assert self.labels is not None
+        documents = near.labels.clamp_min(0).numpy()
+        has = values_at(self.labels, documents[:, :, None], labels[:, None, :]) > 0  # (docs, k, K)
+        cosines = near.scores.float() * (near.labels >= 0)
+        return (cosines.unsqueeze(-1) * torch.from_numpy(has)).amax(1)
 
     def get_extra_state(self) -> dict[str, Any] | None:
         if self.labels is None:
@@ -297,6 +301,3 @@ class FeatureGroups(nn.Module):
     def forward(self, candidates: Candidates) -> Tensor:
         """Features of all known candidates, document by document, (pairs, features)."""
         return torch.cat([group(candidates)[candidates.known] for group in self.groups], dim=1)
-
-
-ALL_FEATURES: tuple[MakeFeatures, ...] = (Scores, Counts, Neighbours, LabelWords, Cooccurrence)

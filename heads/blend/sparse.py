@@ -50,6 +50,17 @@ def nearest(queries: csr_array, index: csr_array, k: int) -> Ranking:
     return Ranking(scores, rows.masked_fill(scores <= 0, -1))
 
 
+def votes(neighbours: Ranking, power: float, documents: int) -> csr_array:
+    """Weights cos^power of the neighbours of each query, which sum to 1, (queries, documents)."""
+    weights = neighbours.scores.double() ** power * (neighbours.labels >= 0)
+    shares = (weights / weights.sum(1, keepdim=True).clamp_min(1e-12)).float().numpy()
+    starts = np.arange(0, shares.size + 1, shares.shape[1])
+    matrix = csr_array((shares.ravel(), neighbours.labels.clamp_min(0).numpy().ravel(), starts))
+    matrix.resize(len(shares), documents)
+    matrix.sum_duplicates()  # several missing neighbours have the place of the first document
+    return matrix
+
+
 def pack(matrix: csr_array) -> dict[str, Any]:
     """A matrix as tensors."""
     index = np.int32 if matrix.nnz < 2**31 else np.int64

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 
+import pyarrow.parquet as pq
 import pytest
 
+import zoo
+from datamodules.synthetic import SampleCorpus
 from tests.cli.test_experiments import TINY as FEWER
+from tests.support.errors import raises
 from zoo.commands.main import main
-from zoo.training.checkpoint import read_checkpoint
+from zoo.core.errors import UserError
+from zoo.core.run_folder import read_runs
+from zoo.training.checkpoint import read_checkpoint, write_checkpoint
 
 TINY = [*FEWER, "--data.num_documents=400"]
 CONFIG = """
@@ -44,6 +50,7 @@ def test_fit_resume_predict_and_rerank(scores, fit, config, read_metrics, tmp_pa
     metrics = read_metrics(folder)["metrics"]
     assert metrics["P@1"] > 0.5
     assert {"svm/P@1", "trees_of_labels/P@1"} <= set(metrics)
+    assert sum(read_metrics(folder)["importances"].values()) == pytest.approx(1)
     best = folder / "checkpoints" / "best.ckpt"
     state = read_checkpoint(best)["state_dict"]
     assert state["head.trees._extra_state"]["roots"].shape == (20,)
@@ -73,3 +80,49 @@ def test_mistakes(config, fails, tmp_path):
     ):
         path.write_text(text.replace(old, new))
         fails("fit", "--config", str(path), *TINY, "--runs", str(tmp_path / "runs"), names=names)
+
+
+@pytest.fixture
+def members(fit):
+    network = fit()
+    other = fit("--model.backbone=CNN", "--seed_everything=1", "--data.max_length=20")
+    return [network, other]
+
+
+def test_finished_runs_as_one_model(members, tmp_path, capsys):
+    main(["blend", *map(str, members), "--name=both", f"--out={tmp_path / 'made'}", "--device=cpu", "--trees=20"])
+    (run,) = read_runs([tmp_path / "made"])
+    assert run.facts["head"] == "Blend"
+    assert 0 < run.metrics["P@1"] <= 1
+    assert set(run.facts["members"]) == set(map(str, members))
+    assert sum(run.importances.values()) == pytest.approx(1)
+    file = run.path / "checkpoints" / "best.ckpt"
+    tagger = zoo.load(file, "cpu")
+    assert tagger.threshold == run.metrics["threshold"]
+    # texts get the scores of the test, in batches of another size
+    sample = SampleCorpus(num_documents=150, num_labels=20, words_per_document=40)
+    texts = [document.text for document in sample.documents("test")][:7]
+    kept = pq.read_table(run.path / "predictions.parquet")
+    for row, tags in enumerate(tagger.tag(texts, k=3)):
+        assert [tagger.names.index(tag.label) for tag in tags] == kept["labels"][row].as_py()[:3]
+        assert [tag.score for tag in tags] == pytest.approx(kept["scores"][row].as_py()[:3], abs=1e-5)
+    capsys.readouterr()
+    main(["compare", *map(str, members), str(run.path)])
+    assert "both" in capsys.readouterr().out
+
+
+def test_runs_with_other_documents_are_refused(members, fit, fails, tmp_path):
+    other = fit("--data.limit_train=100")
+    fails("blend", str(members[0]), str(other), f"--out={tmp_path / 'made'}", names=[other.name.removesuffix("-2")])
+    fails("blend", str(members[0]), f"--out={tmp_path / 'made'}", names=["two"])
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("change", [{"ranker": 3}, {"ranker": {}}, {"ranker": "member"}, {"members": "one"}])
+def test_a_damaged_blend_is_refused(members, tmp_path, change):
+    contents = [read_checkpoint(member / "checkpoints" / "best.ckpt") for member in members]
+    change = {key: {"member": contents[0], "one": contents[:1]}.get(str(value), value) for key, value in change.items()}
+    stored = {"format": 2, "members": contents, "threshold": 0.25, "ranker": contents[0]}
+    write_checkpoint({"zoo": stored | change}, tmp_path / "bad.ckpt")
+    with raises(UserError, "bad.ckpt"):
+        zoo.load(tmp_path / "bad.ckpt", "cpu")

@@ -70,6 +70,7 @@ POSITIVE = {  # settings that cannot be 0, unlike others of the same name
     "Boosting": {"lr"},
     "LabelWords": {"lead"},
     "Neighbours": {"lead"},
+    "Network": {"epochs"},
     "RankNetTraining": {"lr"},
     "Rerank": {"held_out"},
     "TreeSettings": {"clusters"},

@@ -1,8 +1,8 @@
-"""Pictures of a trained model: norms of weights, features, and disagreement of experts."""
+"""Pictures of a trained model: norms of weights, features, disagreement of experts, and importances."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from zoo.analysis.evidence import Points
 
 MIN_POINTS = 5  # of t-SNE
+MOST_FEATURES = 20  # whose importance is shown
 NEAR = 1.25  # the median is over labels within this factor in frequency
 
 
@@ -121,4 +122,19 @@ def experts(names: Sequence[str], divergence: np.ndarray | None) -> Figure | Non
             axis.text(column, row, f"{value:.3g}", ha="center", va="center")
         axis.spines[["top", "right"]].set_visible(True)
         axis.set(xlabel="from expert", ylabel="divergence of expert")
+    return figure
+
+
+def importances(shares: Mapping[str, float]) -> Figure | None:
+    """Share of each feature in the gain of a ranker's trees, the largest on top."""
+    best = sorted(shares.items(), key=lambda item: -item[1])[:MOST_FEATURES]
+    if not best:
+        return None
+    with style():
+        figure, (axis,) = canvas(height=0.6 + 0.17 * len(best))
+        names = [shortened(name.replace("_", " "), 34) for name, _ in reversed(best)]
+        axis.barh(range(len(best)), [100 * share for _, share in reversed(best)], color=SKY)
+        axis.set_yticks(range(len(best)), names)
+        axis.set(xlabel="share of the gain in %")
+        grid(axis, "x")
     return figure

@@ -50,6 +50,10 @@ CAPTIONS = {  # title and caption of a picture
         "Weight norms of frequent and rare labels",
         "If norms grow with the number of training documents, the classifier is biased towards frequent labels.",
     ),
+    "importances": (
+        "What the ranker looks at",
+        "Share of each feature of a (document, label) pair in the gain of all splits of the boosted trees.",
+    ),
     "tsne": (
         "Features of selected labels",
         "t-SNE of the features of documents with a frequent, a medium and rare labels. The better the groups are"

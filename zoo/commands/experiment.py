@@ -20,6 +20,7 @@ from callbacks import Stage
 from datamodules import TextDataModule
 from zoo.commands.own_modules import allow_working_folder, modules_named_in
 from zoo.commands.parsers import OneLine
+from zoo.commands.recipe import apply_recipe
 from zoo.core.errors import UserError, did_you_mean
 from zoo.core.settings import parse_yaml, read_yaml
 from zoo.core.shipped import find_experiment
@@ -43,7 +44,7 @@ STAGE_SETTINGS = tuple(field.name for field in fields(Stage))
 PLACES = {"dirpath", "filename"}  # where `best.ckpt` is written: a checkpoint may not say it
 CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}
 BASE = "extends"
-SETTINGS = {"seed_everything", "name", "runs", "final_test", "ckpt", "ckpt_path", "from_stage"}
+SETTINGS = {"seed_everything", "name", "runs", "final_test", "ckpt", "ckpt_path", "from_stage", "recipe", "budget"}
 
 
 class OneLineParser(OneLine, LightningArgumentParser):
@@ -59,15 +60,19 @@ def resolve_files(argv: list[str], folder: Path, trust: Sequence[str] = ()) -> l
     configs: list[tuple[str, Path]] = []
     named = list(argv)  # texts of the user, in which modules of the working folder may be named
     overrides: dict[str, Any] = {}
+    budget: str | None = None
     options, verb = iter(argv), argv[0] if argv else ""
     for argument in options:
         option, given, value = argument.partition("=")
-        if option not in ("--config", "-c", "--ckpt") and not option.startswith("--stages."):
+        if option not in ("--config", "-c", "--ckpt", "--budget") and not option.startswith("--stages."):
             rest.append(argument)
             continue
         value = value if given else next(options, "")
         if not value or (not given and value.startswith("--")):
             raise UserError(f"{option} needs a value")
+        if option == "--budget":
+            budget = value
+            continue
         if option.startswith("--stages."):
             try:
                 overrides[option.removeprefix("--")] = parse_yaml(value)
@@ -85,7 +90,11 @@ def resolve_files(argv: list[str], folder: Path, trust: Sequence[str] = ()) -> l
             named += (text for _, text in texts(read_experiment(Path(configs[-1][0]))))
     allow_working_folder(modules_named_in(named))
     staged = [i for i, (config, _) in enumerate(configs) if "stages" in read_experiment(Path(config))] or [0]
-    files = [resolve_config(*config, overrides if i == staged[-1] else {}) for i, config in enumerate(configs)]
+    if budget and not any("recipe" in read_experiment(Path(config)) for config, _ in configs):
+        raise UserError(f"--budget={budget} needs an experiment with a recipe, such as --config best")
+    files = [
+        resolve_config(*config, overrides if i == staged[-1] else {}, rest, budget) for i, config in enumerate(configs)
+    ]
     if overrides and not files:
         raise UserError("--stages.NAME.SETTING needs an experiment with stages: give one with --config")
     return [*rest[:1], *(part for file in files for part in ("--config", str(file))), *rest[1:]]
@@ -130,15 +139,20 @@ def check_settings(config: dict[str, Any], trust: Sequence[str]) -> None:
             check_self_contained(given["name"], given["pretrained"], given["config"])
 
 
-def resolve_config(config: str, folder: Path, overrides: dict[str, Any]) -> Path:
+def resolve_config(
+    config: str, folder: Path, overrides: dict[str, Any], options: Sequence[str] = (), budget: str | None = None
+) -> Path:
     """Write an experiment to `folder`, with the files it refers to included and dotted keys applied.
 
     A section can be the path of a file, relative to the experiment, and dotted keys override single settings:
     `trainer: parts/trainer.yaml` and `trainer.max_epochs: 12`. Stages are addressed by name:
     `stages.finetune.epochs: 2`. `extends: other.yaml` starts from another experiment, of which sections are replaced
-    and single settings overridden. `overrides` are dotted keys from the command line.
+    and single settings overridden. `overrides` are dotted keys from the command line. A `recipe` is replaced by the
+    model and stages that it picks for the corpus, which `options` of the command line may change.
     """
     resolved = read_experiment(Path(config))
+    if "recipe" in resolved:
+        resolved = apply_recipe(resolved, options, budget, folder)
     for option, value in overrides.items():
         override_stage(resolved.get("stages"), option, value)
     target = folder / Path(config).name

@@ -24,6 +24,7 @@ COMMANDS = {  # typed functions, imported when they are called
     "add-labels": "zoo.commands.add_labels:add_labels",
     "rerank": "zoo.commands.rerank:rerank",
     "ensemble": "zoo.commands.ensemble:ensemble",
+    "blend": "zoo.commands.blend_runs:blend",
     "tree": "zoo.commands.tree:show_tree",
     "compare": "zoo.commands.compare:compare",
     "report": "zoo.commands.report:report",
@@ -38,7 +39,7 @@ COMMANDS = {  # typed functions, imported when they are called
 DATA = "list, prepare, convert and check corpora"
 SECTIONS = {
     "train and evaluate": ("fit", "validate", "test", "sweep", "reproduce"),
-    "use a trained model": ("predict", "add-labels", "rerank", "ensemble", "tree"),
+    "use a trained model": ("predict", "add-labels", "rerank", "ensemble", "blend", "tree"),
     "analyze runs": ("compare", "report"),
     "data and components": ("data", "list"),
 }

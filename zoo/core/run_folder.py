@@ -141,6 +141,15 @@ class RunFolder:
             found = peak.get("gpu", peak.get("host"))
         return float(found) if is_number(found) else None
 
+    @property
+    def importances(self) -> dict[str, float]:
+        """Share of each feature in the gain of a ranker's trees; empty without such a ranker."""
+        found = self.facts.get("importances")
+        if not isinstance(found, dict):
+            return {}
+        numbers = {str(name): share for name, share in found.items() if isinstance(share, int | float)}
+        return {name: float(share) for name, share in numbers.items() if 0 <= share <= 1}
+
     def write_results(self, facts: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         self.facts, self.metrics = dict(facts), dict(metrics)
         self._write_text(RESULTS, json.dumps(self.facts | {"metrics": self.metrics}, indent=2) + "\n")

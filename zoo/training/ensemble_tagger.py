@@ -46,17 +46,25 @@ class EnsembleTagger(Tagger):
     def save(self, path: Any) -> None:
         """Write a checkpoint for `zoo.load` and `zoo predict`, which holds those of the members."""
         target = check_target(checked_path(path))
-        write_checkpoint({"zoo": {"format": FORMAT, "members": self.contents, "threshold": self.tuned}}, target)
+        write_checkpoint({"zoo": self.stored()}, target)
 
-    @classmethod
-    def of(cls, content: dict[str, Any], path: Path, device: Any, trust: Sequence[str]) -> Self:
-        """Make the tagger from the content of a checkpoint."""
+    def stored(self) -> dict[str, Any]:
+        """The entry `zoo` of a checkpoint."""
+        return {"format": FORMAT, "members": self.contents, "threshold": self.tuned}
+
+    @staticmethod
+    def of(content: dict[str, Any], path: Path, device: Any, trust: Sequence[str]) -> EnsembleTagger:
+        """Make the tagger from the content of a checkpoint of `zoo ensemble` or `zoo blend`."""
         with reading(path):
             stored = content["zoo"]
             check_range(0, 1, threshold=stored["threshold"])
             contents = [{**member, "zoo": migrated(member["zoo"])} for member in stored["members"]]
             members = [tagger_of(member, path, device, trust) for member in contents]
-            return cls(members, contents, float(stored["threshold"]))
+            if "ranker" not in stored:
+                return EnsembleTagger(members, contents, float(stored["threshold"]))
+            from zoo.training.blend_tagger import blend_of
+
+            return blend_of(members, contents, stored["ranker"], float(stored["threshold"]), path, trust)
 
     def rank_texts(self, texts: list[str], k: int) -> tuple[Ranking, Tensor]:
         depth = max(k, min(DEPTH, len(self.names)))

@@ -119,7 +119,7 @@ class Tagger:
         grown = space.grown({name: count for name, count in counts.items() if name not in known})
         index = {name: i for i, name in enumerate(grown.names)}
         head = deepcopy(self.module.head)  # so that an error leaves the model unchanged
-        batches = self._batches(texts, [[index[name] for name in names] for names in labels])
+        batches = self.batches(texts, [[index[name] for name in names] for names in labels])
         head.learn_labels(grown, ((self.module(batch), batch.targets) for _, batch in batches))
         self.module.head, self.module.space = head, grown.with_more(known)
         return self
@@ -137,7 +137,7 @@ class Tagger:
             yield from self._tags(*self.rank_texts(window, min(k, len(self.names))), threshold)
             first += len(window)
 
-    def _batches(self, texts: list[str], labels: list[list[int]]) -> Iterator[tuple[list[int], Batch]]:
+    def batches(self, texts: list[str], labels: list[list[int]]) -> Iterator[tuple[list[int], Batch]]:
         """Yield batches of similar length, each with the positions of its texts."""
         encoded, values = self.vocabulary.encode_with_values([well_formed(text) for text in texts])
         tokens = [np.array(ids) for ids in encoded]
@@ -156,7 +156,7 @@ class Tagger:
         scores, labels = torch.zeros(len(texts), k), torch.full((len(texts), k), -1)
         known = torch.zeros(len(texts), dtype=torch.bool)
         fillers = torch.tensor(self._fillers)
-        for rows, batch in self._batches(texts, [[] for _ in texts]):
+        for rows, batch in self.batches(texts, [[] for _ in texts]):
             ranking = self.module.rank(batch, k)
             found = ranking.labels.shape[1]
             scores[rows, :found], labels[rows, :found] = ranking.scores.float().cpu(), ranking.labels.cpu()

@@ -18,7 +18,10 @@ from jsonargparse import _common
 from zoo.core.errors import UserError
 from zoo.core.parts import KINDS, Kind, load_plugins
 
-MODEL = tuple(KINDS[name] for name in ("heads", "losses", "features", "backbones"))
+MODEL = (
+    *(KINDS[name] for name in ("heads", "losses", "features", "backbones")),
+    Kind("heads.blend", "heads.base:Head"),  # what `zoo blend` writes
+)
 DATA = (KINDS["datamodules"],)
 RUN = (
     *KINDS.values(),

@@ -117,9 +117,9 @@ def read_sparse(path: Path) -> None:
 
 
 def read_labels(path: Path) -> None:
-    from datamodules.prepare.label_texts import read_label_texts
+    from datamodules.prepare.label_texts import label_texts, read_labels
 
-    read_label_texts(path)
+    label_texts(read_labels(path))
 
 
 def predict_documents(path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from zoo.analysis.canvas import INK, shortened, svg, svg_file
 from zoo.analysis.curves import Span, spans, training_curves
 from zoo.analysis.evidence import Evidence, Example, Points
-from zoo.analysis.model_pictures import running_median
+from zoo.analysis.model_pictures import importances, running_median
 from zoo.analysis.pictures import bins, experts, label_correlation, label_distribution, norms, of_run, tail_f1, tsne
 from zoo.analysis.tail import TailPair
 from zoo.core.run_folder import RunFolder
@@ -153,6 +153,15 @@ def test_features_are_spread_out_by_label():
     assert tsne(few, ["a"], DOCUMENTS) is None
     broken = Points(np.full((20, 3), np.nan), np.zeros(20, dtype=int), np.zeros(20, dtype=bool))
     assert tsne(broken, ["a"], DOCUMENTS) is None
+
+
+def test_importances_are_bars_of_the_largest():
+    shares = {f"feature_{i}": 2.0**-i for i in range(1, 30)}
+    text = svg(importances(shares), "importances")
+    assert "feature 1<" in text
+    assert "feature 20<" in text
+    assert "feature 21<" not in text
+    assert importances({}) is None
 
 
 def test_experts_are_a_matrix_with_numbers():

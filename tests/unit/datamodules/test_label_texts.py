@@ -10,7 +10,7 @@ import torch
 
 from backbones import BiLSTM
 from datamodules import Batch, LabelSpace, Reuters, Targets, TextFiles
-from datamodules.prepare.label_texts import read_label_texts
+from datamodules.prepare.label_texts import label_texts, parent_pairs, read_labels
 from heads import LSAN, AttentionXML, Decoupled, PvaeAugmentor, TransitionContext
 from tests.support.corpora import document, write_jsonl
 from tests.support.errors import raises
@@ -27,12 +27,13 @@ def test_a_json_object_with_texts_and_parents(tmp_path):
         "8": {"parents": ["8"]},
     }
     path.write_bytes(gzip.compress(json.dumps(entries).encode()))
-    assert read_label_texts(path) == {
+    assert label_texts(read_labels(path)) == {
         "1102": "cheese",
         "1107": "blue-veined cheese, Stilton, Roquefort; cheese",
         "7": "a text alone",
         "8": "",
     }
+    assert parent_pairs(read_labels(path), ["1107", "7", "8", "1102", "unknown"]) == [0, 3]
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv", ".jsonl.bz2"])
@@ -46,7 +47,7 @@ def test_rows_of_every_format(tmp_path, suffix):
         content = "\n".join(separator.join(row) for row in [("label", "text", "parents"), *rows])
     path = tmp_path / f"labels{suffix}"
     path.write_bytes(bz2.compress(content.encode()) if suffix.endswith("bz2") else content.encode())
-    assert read_label_texts(path) == {"a": "first letter", "b": "second letter; first letter", "c": ""}
+    assert label_texts(read_labels(path)) == {"a": "first letter", "b": "second letter; first letter", "c": ""}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_invalid_files_are_reported(tmp_path, name, content, names):
     path = tmp_path / name
     path.write_text(content)
     with raises(UserError, name, *names):
-        read_label_texts(path)
+        label_texts(read_labels(path))
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Features of Blend against slow loops, and the sparse matrices that they look up."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from scipy.sparse import csr_array
 
 from heads.base import Ranking
-from heads.blend import Cooccurrence, Counts, LabelWords, Neighbours, Scores
+from heads.blend import Clusters, Cooccurrence, Counts, Hierarchy, LabelWords, Neighbours, Scores
 from heads.blend.candidate_union import union
 from heads.blend.sparse import nearest, pack, unpack, values_at
 from tests.support.blend import LABELS, LEAD, WORDS, Corpus, label_batch
@@ -128,7 +129,8 @@ def test_neighbours(corpus, k):
             cosines = cosines[:k]
             total = sum(c**2 for c, _ in cosines)
             votes = sum(c**2 for c, i in cosines if label in corpus.labels[i])
-            features += [votes / total if total else 0.0, cosines[0][0]]
+            best = max([c for c, i in cosines if label in corpus.labels[i]], default=0.0)
+            features += [votes / total if total else 0.0, best, cosines[0][0]]
         return features
 
     assert_equal(fitted(Neighbours, corpus, k=k, lead=LEAD), found, slow)
@@ -152,6 +154,48 @@ def test_label_words(corpus):
     group = fitted(LabelWords, corpus, lead=LEAD, name=2)
     assert_equal(group, found, slow)
     assert group(found)[found.labels == LABELS - 1].isnan().all()  # a label without known words
+
+
+def sum_and_max(found, document, label, related):
+    labels = [x for x in found.labels[document].tolist() if x >= 0]
+    chances = [
+        1 / (1 + math.exp(-float(mean)))
+        for x, mean in zip(labels, found.mean[document], strict=False)
+        if x != label and related(x)
+    ]
+    return [sum(chances), max(chances, default=0.0)]
+
+
+def test_clusters(corpus):
+    found, _, _ = candidates(corpus)
+    group = fitted(Clusters, corpus, size=3)
+    sizes = group.cluster_of.bincount()
+    assert len(sizes) == 4
+    assert sizes.max() - sizes.min() <= 1
+
+    def slow(document, label):
+        return sum_and_max(found, document, label, lambda x: group.cluster_of[x] == group.cluster_of[label])
+
+    assert_equal(group, found, slow)
+    other = Clusters(corpus.space, [], size=3)
+    other.set_extra_state(group.get_extra_state())
+    assert torch.equal(other(found), group(found))
+    for damaged in ({}, {"cluster_of": group.cluster_of[1:]}, {"cluster_of": group.cluster_of.float()}):
+        with raises(UserError, "clusters"):
+            other.set_extra_state(damaged)
+
+
+def test_hierarchy(corpus):
+    found, _, _ = candidates(corpus)
+    pairs = [(1, 0), (2, 0), (3, 1), (5, 4), (5, 0), (7, 3)]
+    space = replace(corpus.space, parents=[label for pair in pairs for label in pair])
+
+    def slow(document, label):
+        above = sum_and_max(found, document, label, lambda x: (label, x) in pairs)
+        return above + sum_and_max(found, document, label, lambda x: (x, label) in pairs)
+
+    assert_equal(Hierarchy(space, []), found, slow)
+    assert Hierarchy(corpus.space, [])(found).isnan().all()
 
 
 def test_cooccurrence(corpus):

@@ -1,0 +1,64 @@
+"""Votes of the most similar training documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scipy.sparse import csr_array
+
+from datamodules.batch import LabelSpace
+from heads.base import Ranking, TransitionContext
+from heads.blend.sparse import nearest, pack, unpack, votes
+from heads.engines.linear_engine import LinearEngine
+from zoo.core.errors import check_range, check_width
+
+MAX_POWER = 100  # then only the nearest neighbour counts
+
+
+class NearestNeighbours(LinearEngine):
+    """Ranks labels by their share among the k most similar training documents, weighted by a power of the cosine.
+
+    The score of a label is the sum of cos^power over the neighbours that have it, divided by the sum over all of them.
+    Nothing is trained: `fit` keeps the features of the training documents.
+
+    Args:
+        k: number of neighbours.
+        power: exponent of the cosine.
+        words: arguments of `LinearEngine`.
+    """
+
+    def __init__(self, dim: int, space: LabelSpace, k: int = 40, power: float = 2.0, **words: Any) -> None:
+        super().__init__(dim, space, **words)
+        check_width(k=k)
+        check_range(1e-9, MAX_POWER, power=power)
+        self.k, self.power = k, power
+        self.settings |= {"k": k, "power": power}
+        self.index: csr_array | None = None  # (features, documents)
+        self.labels: csr_array | None = None  # (documents, num_labels)
+
+    @property
+    def fitted(self) -> bool:
+        return self.index is not None
+
+    def learn(self, words: csr_array, labels: csr_array, ctx: TransitionContext) -> None:
+        if ctx.first:
+            self.index, self.labels = csr_array(words.T), csr_array(labels)
+            self.index.sort_indices()
+            self.labels.sort_indices()
+
+    def rank_rows(self, words: csr_array, k: int) -> Ranking:
+        assert self.index is not None
+        assert self.labels is not None
+        return nearest(votes(nearest(words, self.index, self.k), self.power, self.labels.shape[0]), self.labels, k)
+
+    def get_extra_state(self) -> dict[str, Any] | None:
+        if self.index is None or self.labels is None:
+            return None
+        return {"index": pack(self.index), "labels": pack(self.labels)}
+
+    def set_extra_state(self, state: dict[str, Any] | None) -> None:
+        self.index = self.labels = None
+        if state is not None:
+            what = "the index of training documents"
+            labels = unpack(state.get("labels"), what, None, self.num_labels)
+            self.index, self.labels = unpack(state.get("index"), what, self.num_features, labels.shape[0]), labels
