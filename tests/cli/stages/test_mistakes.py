@@ -51,6 +51,8 @@ def head_state(folder, name):
         (["--stages.finetune.lr=-1"], ["--stages.finetune.lr=-1"]),
         (["--stages.finetune.documents=transfer"], ["'transfer'"]),
         (["--stages.finetune.on_enter=[tail_documents]"], ["'tail_documents'", "TransitionContext"]),
+        (["--stages.finetune.on_enter=[forward.__globals__.clear]"], ["no method", "__globals__"]),
+        (["--stages.finetune.on_enter=[zero_grad]"], ["no method", "'zero_grad'"]),
         (["--stages.finetune.lr"], ["--stages.finetune.lr"]),
         (["--stages.finetune.lr", "--name=x"], ["--stages.finetune.lr"]),
         (["--config"], ["--config"]),
