@@ -6,8 +6,8 @@
 
 3,000 documents of Reuters-21578 and 2,000 of EURLEX57K; all rows of a corpus have the same documents, tokens, encoder
 width, epochs and learning rate. Finished runs are skipped; `--only` takes rows. `--tune` prints validation results of
-the rows of the first seed, and of other settings. Options of `zoo fit`, such as `--data.limit_train`, are passed on: give
-them an `--out` of their own. A row is an entry of ROWS.
+the rows of the first seed, and of other settings. Options of `zoo fit` are passed on, such as `--data.limit_train`;
+give them an `--out` of their own. A row is an entry of ROWS.
 """
 
 from __future__ import annotations
