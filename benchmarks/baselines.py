@@ -6,7 +6,8 @@
 
 3,000 documents of Reuters-21578 and 2,000 of EURLEX57K; all rows of a corpus have the same documents, tokens, encoder
 width, epochs and learning rate. Finished runs are skipped; `--only` takes rows. `--tune` prints validation results of
-the rows of the first seed, and of the other settings that were tried. A row is an entry of ROWS.
+the rows of the first seed, and of other settings. Options of `zoo fit` are passed on, such as `--data.limit_train`;
+give them an `--out` of their own. A row is an entry of ROWS.
 """
 
 from __future__ import annotations
@@ -92,15 +93,15 @@ def main() -> None:
     parser.add_argument("corpus", choices=["reuters", "eurlex"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--only", nargs="+", help="names of rows")
-    parser.add_argument("--tune", action="store_true", help="validation results of settings that were tried")
+    parser.add_argument("--tune", action="store_true", help="print validation results, also of other settings")
     parser.add_argument("--out", type=Path, default=Path("runs/baselines"))
-    given = parser.parse_args()
+    given, further = parser.parse_known_args()
     if given.tune:
         variants = {name: (name, ()) for name in ROWS} | {
             name: (row, (option,)) for name, (row, option) in TUNED.items()
         }
         tried = {
-            name: validation(run(given.out, given.corpus, row, given.seeds[0], slug_of(name), *option))
+            name: validation(run(given.out, given.corpus, row, given.seeds[0], slug_of(name), *option, *further))
             for name, (row, option) in variants.items()
             if name in (given.only or variants)
         }
@@ -108,7 +109,7 @@ def main() -> None:
         print(markdown(["", *names], [[row, *(cell([values[n]]) for n in names)] for row, values in tried.items()]))
         return
     found = {
-        name: [results(run(given.out, given.corpus, name, seed, slug_of(name))) for seed in given.seeds]
+        name: [results(run(given.out, given.corpus, name, seed, slug_of(name), *further)) for seed in given.seeds]
         for name in ROWS
         if name in (given.only or ROWS)
     }

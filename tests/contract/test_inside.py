@@ -10,7 +10,7 @@ from heads import AttentionXML, Experts, LightXML, Linear, PvaeAugmentor
 from tests.contract.test_pairs import HEADS, LENGTHS, SPACE, Pair, documents
 
 LABELS = torch.tensor([[0, 3], [8, 1], [2, 2], [5, 0], [7, 6], [4, 1]])
-SHOWING = {"AttentionXML", "Experts", "LSAN", "PLT", "PvaeAugmentor"}
+SHOWING = {"AttentionXML", "Experts", "LDGN", "LSAN", "PLT", "PvaeAugmentor"}
 every_head = pytest.mark.parametrize("head", HEADS, ids=lambda kind: kind.__name__)
 
 
