@@ -15,6 +15,7 @@ import heads
 from backbones import Backbone, BiLSTM, Bow, Words
 from datamodules.batch import Batch, LabelSpace, Targets
 from heads import Head, Linear, LinearEngine, TransitionContext
+from heads.blend import Proposals
 from heads.tree.plt import TreeSettings
 from zoo.core.errors import UserError
 
