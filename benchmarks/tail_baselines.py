@@ -43,7 +43,7 @@ LABELS = {
     "macroF@5/many": "F, over 100",
 }
 NARROW = ("--data.max_length=100", "--model.backbone.hidden=100")
-XR = ("--data.batch_size=16", "--model.backbone.pooling=mean", "--model.backbone.first=32", "--data.max_length=600")
+XR = ("--data.batch_size=16", "--model.backbone.pooling=mean", "--data.max_length=600")
 XR += ("--model.head.inner.layers=1", "--stages.matcher.average_from=null", "--model.optimizer.lr=1e-4")
 XR += ("--stages.matcher.groups={'head.*': {lr: 2.0e-3}}",)
 IMPRINTING = ("--model.head.solver=identity", "--model.head.attention=false", "--stages.finetune.epochs=0")
@@ -56,9 +56,9 @@ DOCUMENTS = {
 }
 
 
-def rows_of(corpus: str, epochs: int, encoder: str | None) -> dict[str, Row]:
+def rows_of(epochs: int, encoder: str | None, first_tokens: int) -> dict[str, Row]:
     if encoder:
-        own = (*XR, *SVM, f"--model.backbone.name={encoder}")
+        own = (*XR, *SVM, f"--model.backbone.name={encoder}", f"--model.backbone.first={first_tokens}")
         trained, plain = ((*own, f"--stages.matcher.epochs={number}") for number in (epochs, 0))
         return {
             "SVM": Row("svm"),
@@ -104,10 +104,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--epochs", type=int, default=5, help="epochs over all documents, in all stages together")
     parser.add_argument("--encoder", help="folder or name of a Hugging Face transformer")
+    parser.add_argument("--first", type=int, default=32, help="tokens that the transformer reads")
     parser.add_argument("--only", nargs="+", help="names of rows")
     parser.add_argument("--out", type=Path, default=Path("runs/tail_baselines"))
     options, options.extra = parser.parse_known_args()
-    rows = rows_of(options.corpus, options.epochs, options.encoder)
+    rows = rows_of(options.epochs, options.encoder, options.first)
     chosen = [name for name in rows if name in (options.only or rows)]
     table = {
         name: [results_of(run_of(options, rows, name, seed), rows[name].prefix) for seed in options.seeds]
