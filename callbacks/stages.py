@@ -50,7 +50,8 @@ def method_of(head: Head, path: str) -> Any:
         owner = attrgetter(".".join(parts))(head) if parts else head
     except AttributeError:
         return None
-    is_own = isinstance(owner, nn.Module) and not name.startswith("_") and not hasattr(nn.Module, name)
+    own = (vars(kind) for kind in type(owner).__mro__ if kind not in nn.Module.__mro__)
+    is_own = isinstance(owner, nn.Module) and not name.startswith("_") and any(name in names for names in own)
     return getattr(owner, name, None) if is_own else None
 
 

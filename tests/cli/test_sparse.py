@@ -92,7 +92,7 @@ def test_a_batch_of_the_tagger_is_one_of_the_datamodule(sparse, fit, tmp_path):
     tagger = zoo.load(fit("--trainer.max_epochs=1", config=sparse) / "checkpoints" / "best.ckpt")
     lines = (tmp_path / "corpus" / "test.xmc").read_text().splitlines()[1:4]
     texts = [line.split(" ", 1)[1] for line in lines]
-    ((places, batch),) = tagger._batches(texts, [[] for _ in texts])
+    ((places, batch),) = tagger.batches(texts, [[] for _ in texts])
     ids, values = tagger.vocabulary.encode_with_values(texts)
     assert batch.values.shape == batch.ids.shape
     for place, row, mask, given in zip(places, batch.ids, batch.mask, batch.values, strict=True):

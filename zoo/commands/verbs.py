@@ -111,8 +111,9 @@ def one_line_errors(also: tuple[type[Exception], ...] = ()) -> Iterator[None]:
 
 def importing(error: BaseException) -> str | None:
     """Name of the module whose import raised this error, if it was one."""
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return next((frame.f_globals.get("__name__") for frame in frames if frame.f_code.co_name == "<module>"), None)
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "<module>")
+    names = (str(frame.f_globals.get("__name__")) for frame in frames)
+    return next((name for name in names if name != "__main__"), None)
 
 
 def discard_output() -> None:

@@ -33,6 +33,7 @@ ALLOWED = {
     "_share": "own: a linear engine ranks the documents of a fold",
     "_sync_flags": "own: a load hook of the re-ranker updates it",
     "_thread_pool": "omikuji: handle for its native calls",
+    "_version": "torch: counts the changes of a tensor in place",
     "_values": "torch: rows of an uncoalesced gradient",
     "_write_json": "own: converters by format",
     "_write_lines": "own: converters by format",
