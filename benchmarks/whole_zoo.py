@@ -109,7 +109,7 @@ def main() -> None:
         own = f"--model.backbone.name={options.encoder}"
         for place, runs in WITH_ENCODER.items():
             plan.append((place, {name: (*settings, own) for name, settings in runs.items()}))
-    plan.append(("whole", {"best_eurlex": ()}))  # last, because it takes longest
+    plan.append(("whole", {"propensity_svm_eurlex": ()}))  # last, because it takes longest
     tasks = [
         partial(train, options.out / place, name, settings)
         for place, runs in plan

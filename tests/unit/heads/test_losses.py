@@ -421,8 +421,8 @@ class Spy(Focal):
 def test_every_head_trains_with_the_chosen_loss_or_has_heads_inside_that_do(kind, monkeypatch):
     taken = {name for base in kind.__mro__[:-1] for name in inspect.signature(base.__init__).parameters}
     if "loss" not in taken:
-        regression = kind is DXML  # of label vectors, with the Huber loss
-        assert regression or build(kind, 8, SPACE).inner_heads, f"{kind.__name__} makes logits and has no setting `loss`"
+        if kind is not DXML:  # a regression of label vectors, with the Huber loss
+            assert build(kind, 8, SPACE).inner_heads, f"{kind.__name__} makes logits and has no setting `loss`"
         return
     monkeypatch.setitem(OWN, kind.__name__, OWN.get(kind.__name__, {}) | {"loss": Spy})
     pair, batch = Pair(Transformer, kind), documents()
