@@ -50,9 +50,10 @@ def method_of(head: Head, path: str) -> Any:
         owner = attrgetter(".".join(parts))(head) if parts else head
     except AttributeError:
         return None
-    own = (vars(kind) for kind in type(owner).__mro__ if kind not in nn.Module.__mro__)
-    is_own = isinstance(owner, nn.Module) and not name.startswith("_") and any(name in names for names in own)
-    return getattr(owner, name, None) if is_own else None
+    kinds = [kind for kind in type(owner).__mro__ if kind not in nn.Module.__mro__]
+    is_own = not hasattr(nn.Module, name) or any(name in vars(kind) for kind in kinds)
+    is_public = isinstance(owner, nn.Module) and not name.startswith("_")
+    return getattr(owner, name, None) if is_own and is_public else None
 
 
 def check_method(where: str, head: Head, name: str, *arguments: str) -> None:

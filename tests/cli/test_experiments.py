@@ -42,8 +42,10 @@ def stages(path):
 
 def short(path):
     """Tiny data, and an epoch for each stage."""
-    model = yaml.safe_load(path.read_text())["model"]
-    args = list(TINY)
+    args, experiment = list(TINY), yaml.safe_load(path.read_text())
+    if "recipe" in experiment:  # it picks the model
+        return args
+    model = experiment["model"]
     for part in (model["head"], model["backbone"]):
         args += OWN.get(part if isinstance(part, str) else part["class_path"], [])
     if isinstance(model["head"], dict) and (inner := (model["head"].get("init_args") or {}).get("inner")):
