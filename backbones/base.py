@@ -98,7 +98,7 @@ class Backbone(nn.Module, ABC):
         """Learn the vocabulary of the corpus."""
 
     def load_vectors(self, vectors: Tensor) -> None:
-        """Initialise the embedding with pretrained word vectors (vocab_size, width)."""
+        """Initialize the embedding with pretrained word vectors (vocab_size, width)."""
         raise UserError(f"{type(self).__name__} has no word embeddings: remove `data.vectors`")
 
 

@@ -16,7 +16,7 @@ from zoo.core.errors import MANY, UserError, check_range
 class PerLevel(Backbone):
     """Several encoders of one kind, which heads see as the layers of one backbone.
 
-    AttentionXML has an encoder per level of its tree, initialised from that of the level above. A head starts a level
+    AttentionXML has an encoder per level of its tree, initialized from that of the level above. A head starts a level
     with `begin`; encoders of later levels then do not run.
 
     Args:

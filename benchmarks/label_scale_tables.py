@@ -12,7 +12,7 @@ from typing import Any
 from jobs import markdown
 
 HEADS = ("PLT", "LightXML", "AttentionXML", "Linear")
-COLOURS = {  # colour-blind safe palette of Okabe and Ito
+COLORS = {  # color-blind safe palette of Okabe and Ito
     "PLT": "#0072B2",
     "LightXML": "#56B4E9",
     "AttentionXML": "#D55E00",
@@ -113,7 +113,7 @@ def draw(place: Any, title: str, lines: dict[str, list[tuple[float, float]]]) ->
     place.set(xscale="log", yscale="log", xlabel="labels")
     place.set_title(title, loc="left", fontsize=9)
     for name, points in lines.items():
-        style = {"color": COLOURS[name], "linewidth": 1 if name == "encoder" else 1.8}
+        style = {"color": COLORS[name], "linewidth": 1 if name == "encoder" else 1.8}
         place.plot(*zip(*points, strict=True), marker="" if name == "encoder" else "o", markersize=4, **style)
     sizes = sorted({x for points in lines.values() for x, _ in points})
     low, high = (end(y for points in lines.values() for _, y in points) for end in (min, max))
@@ -128,7 +128,7 @@ def draw(place: Any, title: str, lines: dict[str, list[tuple[float, float]]]) ->
     for (name, points), y in zip(
         lines.items(), apart([points[-1][1] for points in lines.values()], place), strict=True
     ):
-        settings = {"color": COLOURS[name], "va": "center", "fontsize": 8.5}
+        settings = {"color": COLORS[name], "va": "center", "fontsize": 8.5}
         place.annotate(name, (points[-1][0], y), (6, 0), textcoords="offset points", **settings)
 
 

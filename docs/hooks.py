@@ -26,14 +26,12 @@ ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', re.DOTALL)  # what arithmatex writes
 INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 CORPORA = {"reuters": "Reuters-21578", "eurlex": "EURLEX57K", "bibtex": "Bibtex", "delicious": "Delicious"}
-COMMANDS = ["list", "predict", "compare", "report", "sweep", "reproduce", "add-labels", "rerank", "ensemble", "tree"]
-DATA_COMMANDS = ["list", "prepare", "stats", "convert", "check"]
 # All commands in one process: starting one takes seconds.
 PRINT_HELP = """
-import contextlib, io, json, sys
-from zoo.commands.main import main
+import contextlib, io, json
+from zoo.commands.main import COMMANDS, OWN_PARSERS, main
 pages = {}
-for command in json.loads(sys.argv[1]):
+for command in [*OWN_PARSERS, *COMMANDS]:
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
         main([*command.split(), "--help"])
     pages[command] = out.getvalue()
@@ -113,9 +111,8 @@ def leading_comment(file: Path) -> str:
 @cache
 def help_pages() -> str:
     """What `--help` of each command prints."""
-    commands = [*COMMANDS, *(f"data {name}" for name in DATA_COMMANDS)]
     done = subprocess.run(
-        [sys.executable, "-c", PRINT_HELP, json.dumps(commands)],
+        [sys.executable, "-c", PRINT_HELP],
         cwd=ROOT,
         env=os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,

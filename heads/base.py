@@ -237,7 +237,7 @@ class DenseHead(Head):
         return {"loss": self.criterion(self(features), targets)}
 
     def rank(self, features: Features, k: int) -> Ranking:
-        # In single precision: half precision makes ties, which are broken in favour of frequent labels.
+        # In single precision: half precision makes ties, which are broken in favor of frequent labels.
         with torch.autocast(features.pooled.device.type, enabled=False):
             return ranked(self(features.float()), k)
 

@@ -28,7 +28,7 @@ class EXAM(LabelwiseHead):
     - W_1 has one column per position, so documents have a fixed length: `length`; further tokens are not read. The
       paper pads on the left, we on the right, where the similarities are 0.
     - The encoder is the backbone. The paper has a GRU here, and region embeddings for its multi-class tasks.
-    - `start_from_label_texts` can initialise the label vectors, which the paper learns from scratch.
+    - `start_from_label_texts` can initialize the label vectors, which the paper learns from scratch.
 
     Args:
         length: number of positions; set it to the maximum length of the documents.

@@ -19,7 +19,7 @@ from heads.base import DenseHead, TransitionContext, check_low
 from heads.losses import Loss, MakeLoss
 from zoo.core.errors import UserError
 
-TINY = 1e-6  # norm below which a centred label text is no direction
+TINY = 1e-6  # norm below which a centered label text is no direction
 FLOOR = -60.0  # lowest score relative to the maximum: below it exp() is denormal, and very slow on a CPU
 
 
@@ -168,7 +168,7 @@ class LabelwiseHead(DenseHead):
 
     @torch.no_grad()
     def start_from_label_texts(self, ctx: TransitionContext) -> None:
-        """Initialise each label's query with the mean token state of its text, encoded by the current backbone.
+        """Initialize each label's query with the mean token state of its text, encoded by the current backbone.
 
         The mean over all texts is subtracted, and the norms of the queries are kept. Labels without known words keep
         their queries.

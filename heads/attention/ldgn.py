@@ -111,7 +111,7 @@ class LDGN(LabelwiseHead):
         return logits.squeeze(-1)
 
     def static_edges(self, chosen: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Neighbours (n, width) of chosen labels among themselves, as positions, and normalised weights."""
+        """Neighbours (n, width) of chosen labels among themselves, as positions, and normalized weights."""
         neighbours, weights = self.graph.neighbours[chosen], self.graph.weights[chosen]
         if weight is not None:
             place = chosen.new_full((self.num_labels,), -1)
@@ -152,7 +152,7 @@ class LDGN(LabelwiseHead):
 
 
 class DynamicGraph:
-    """Row-normalised sigmoid(Q K^T) of each document, in blocks of rows; beyond LIMIT labels they are not kept."""
+    """Row-normalized sigmoid(Q K^T) of each document, in blocks of rows; beyond LIMIT labels they are not kept."""
 
     def __init__(self, queries: Tensor, keys: Tensor, weight: Tensor | None) -> None:
         self.queries, self.keys, self.weight = queries, keys, weight
@@ -162,7 +162,7 @@ class DynamicGraph:
     def blocks(self) -> Iterator[Tensor]:
         for rows in self.chunks:
             scores = torch.matmul(self.queries[:, rows], self.keys.transpose(1, 2)).float()
-            edges = F.logsigmoid(scores)  # the softmax normalises the sigmoids, also where all of them are 0
+            edges = F.logsigmoid(scores)  # the softmax normalizes the sigmoids, also where all of them are 0
             if self.weight is not None:
                 own = torch.arange(rows.start, rows.stop, device=edges.device)
                 scale = self.weight.log().repeat(len(own), 1)

@@ -23,7 +23,7 @@ class PVAE(nn.Module):
     """Encodes the variation z of a feature around its label's prototype, and decodes features from z (Eq. 11-15).
 
     Features are standardised, so that the weight of the KL divergence does not depend on their scale. The official code
-    has batch normalisation instead, with statistics of posterior samples that do not fit samples of the prior, and a
+    has batch normalization instead, with statistics of posterior samples that do not fit samples of the prior, and a
     ReLU on mu and log sigma.
 
     Args:

@@ -42,7 +42,7 @@ class PvaeAugmentor(LabelwiseHead):
             as in the paper.
         classifier: one vector per label, or one shared by all, as in the official code, which cannot be adjusted for a
             single label.
-        bias: add a bias per label, initialised with its prior.
+        bias: add a bias per label, initialized with its prior.
         label_specific: False uses the document's vector as the feature of all labels (ablation D of the paper).
         psc_weight: weight of the contrastive term (alpha); 0 turns it off (ablation B).
         psc_scale: `sum` over a document's pairs, as in Eq. 9, or the scale of the official code (`authors`), where the
@@ -295,7 +295,7 @@ class PvaeAugmentor(LabelwiseHead):
 
 
 class Classifier(nn.Module):
-    """One vector per label, or a shared one, and optional biases initialised with `start` (num_labels,)."""
+    """One vector per label, or a shared one, and optional biases initialized with `start` (num_labels,)."""
 
     def __init__(self, start: Tensor, width: int, shared: bool, bias: bool) -> None:
         super().__init__()

@@ -231,7 +231,7 @@ def rank_documents(
 
 
 def in_order(scores: Tensor, labels: Tensor, num_labels: int) -> Ranking:
-    """Break ties in favour of the lower label, which is more frequent; omikuji's order is arbitrary."""
+    """Break ties in favor of the lower label, which is more frequent; omikuji's order is arbitrary."""
     labels, by_label = labels.sort(dim=1)
     scores, best = scores.gather(1, by_label).sort(dim=1, descending=True, stable=True)
     labels = labels.gather(1, best)

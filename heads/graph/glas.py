@@ -1,4 +1,4 @@
-"""GLaS: a regulariser that ties the vectors of labels to their co-occurrence."""
+"""GLaS: a regularizer that ties the vectors of labels to their co-occurrence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zoo.core.errors import UserError, check_low, check_width
 
 
 class GLaS(Head):
-    r"""Adds the GLaS regulariser to the loss of another head, on its label vectors.
+    r"""Adds the GLaS regularizer to the loss of another head, on its label vectors.
 
     Guo et al. 2019, "Breaking the Glass Ceiling for Embedding-Based Classifiers for Large Output Spaces"
     (https://proceedings.neurips.cc/paper/2019/hash/78f7d96ea21ccae89a7b581295f34135-Abstract.html). With V the label

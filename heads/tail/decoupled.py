@@ -118,7 +118,7 @@ class Decoupled(Head):
         self._start(0, ctx)
 
     def start_tail(self, ctx: TransitionContext) -> None:
-        """Run the encoder of `tail` too, initialised from that of `head`."""
+        """Run the encoder of `tail` too, initialized from that of `head`."""
         self._start(1, ctx)
 
     def _start(self, part: int, ctx: TransitionContext) -> None:

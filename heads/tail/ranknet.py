@@ -65,7 +65,7 @@ class RankNet(nn.Module):
 
     @torch.no_grad()
     def reset(self, generator: torch.Generator | None = None) -> None:
-        """Initialise all parameters."""
+        """Initialize all parameters."""
         self.neutralize()
         for table in self.tables:
             if table in self.first:  # small, so that Adam's first steps change scores by hundredths

@@ -1,4 +1,4 @@
-"""Re-ranking of another head's candidates in favour of rare labels."""
+"""Re-ranking of another head's candidates in favor of rare labels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OutOfFold(Protocol):
 
 
 class Rerank(CandidateHead):
-    """RankNet and propensity re-ranking: score the best labels of another head again, in favour of rare labels.
+    """RankNet and propensity re-ranking: score the best labels of another head again, in favor of rare labels.
 
     "Improving Tail Label Prediction for Extreme Multi-label Learning" (https://openreview.net/forum?id=hUAmiQCeUGm),
     section 3.2. There are two forms, which can be combined, the network first:

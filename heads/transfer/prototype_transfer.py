@@ -162,7 +162,7 @@ class PrototypeTransfer(DenseHead):
     # --- scores
 
     def unit(self, features: Features) -> Tensor:
-        """Document vectors (batch, d'): W2 of Eq. 3, normalised, with the constant coordinate if there is a bias."""
+        """Document vectors (batch, d'): W2 of Eq. 3, normalized, with the constant coordinate if there is a bias."""
         vectors: Tensor = self.project(features.pooled)
         if self.normalize:
             vectors = F.normalize(vectors, dim=-1)

@@ -146,7 +146,7 @@ class TreeHead(Head):
         self._start(0, ctx)
 
     def start_next_level(self, ctx: TransitionContext) -> None:
-        """Train only the next level from now on, with the shared layers initialised from the level above."""
+        """Train only the next level from now on, with the shared layers initialized from the level above."""
         level = int(self.level) + 1
         for tree in self._trees():
             above = {n: v for n, v in tree.level(level - 1).state_dict().items() if not n.startswith("table.")}

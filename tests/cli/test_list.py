@@ -43,6 +43,7 @@ def test_classes_and_experiments_are_listed_with_their_first_sentence(capsys, mo
         sentence = " ".join(str(kind.__doc__).split()).split(". ")[0].rstrip(".")
         assert lines[kind.__name__] == sentence
     assert {"CNN", "TextFiles", "EurLex", "Reuters", "Sample", "RunReport", "joint_eurlex"} <= set(lines)
+    assert lines["Aapd"].endswith("(SGM, Yang et al. 2018)")
     assert not {"Head", "DenseHead", "Backbone", "TextDataModule"} & set(lines)
 
 

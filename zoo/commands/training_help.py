@@ -18,6 +18,7 @@ EXPERIMENT = {
 FIT = {
     "--model.optimizer.lr X": "learning rate",
     "--stages.NAME.SETTING VALUE": "setting of a training stage, such as --stages.finetune.epochs 2",
+    "--budget TIME": "time that --config best may plan with, such as 10m (default: 30m)",
     "--from_stage NAME": "start at this stage, from the weights of --ckpt",
     "--ckpt_path last": "resume the latest run of this experiment",
     "--final_test BOOL": "test the best checkpoint after training (default: true)",

@@ -13,6 +13,7 @@ from zoo.commands.static_index import find_function
 
 MAX_WIDTH = 100  # columns; longer lines are hard to read
 OPTION_COLUMN = 26
+SENTENCE_END = re.compile(r"(?<!\bet al)(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)\. ")
 METAVARS = {"int": "N", "float": "X", "list[str]": "PATH"}
 METAVARS_BY_NAME = {
     **dict.fromkeys(("ckpt", "input"), "FILE"),
@@ -123,7 +124,7 @@ def summary(target: str) -> str:
 
 
 def first_sentence(text: str | None) -> str:
-    return " ".join((text or "").split()).split(". ")[0].rstrip(".")
+    return SENTENCE_END.split(" ".join((text or "").split()))[0].rstrip(".")
 
 
 def page(*parts: str) -> str:

@@ -40,10 +40,12 @@ def run_command(function: Callable[..., None], name: str, argv: list[str]) -> No
 
     Parameters before `*` are positional, the others are options.
     """
+    parameters = signature(function).parameters
+    if not argv and all(p.default is not Parameter.empty for p in parameters.values()):
+        return function()  # such as `zoo list`: the parser is not worth its import
     from zoo.commands.own_modules import split_trust
     from zoo.commands.parsers import OneLine
 
-    parameters = signature(function).parameters
     positional = [p for p in parameters.values() if p.kind is Parameter.POSITIONAL_OR_KEYWORD]
     trust, argv = split_trust(argv) if "trust" in parameters else ([], argv)
     args = spell_out(argv, [p.name for p in parameters.values() if p.default is False])

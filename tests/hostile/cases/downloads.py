@@ -108,13 +108,13 @@ def lying_zip() -> bytes:
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     asked: list[str]
-    behaviour: Callable[[Handler], None]
+    behavior: Callable[[Handler], None]
 
     def do_GET(self) -> None:
         self.asked.append(self.path)
         self.close_connection = True
         with contextlib.suppress(OSError):
-            type(self).behaviour(self)
+            type(self).behavior(self)
 
     def head(self, code: int = 200, **headers: str) -> None:
         self.send_response(code)
@@ -181,7 +181,7 @@ def raw(content: bytes) -> Callable[[Handler], None]:
     return lambda self: self.wfile.write(content) and None
 
 
-def get(kind: str, behaviour: Callable[[Handler], None], sha256: str | None = None) -> Callable[[], None]:
+def get(kind: str, behavior: Callable[[Handler], None], sha256: str | None = None) -> Callable[[], None]:
     """Fetch a corpus from a server that behaves so; its errors have to be a `DownloadError` of one line."""
 
     def body() -> None:
@@ -189,7 +189,7 @@ def get(kind: str, behaviour: Callable[[Handler], None], sha256: str | None = No
         from zoo.core.errors import UserError
 
         download.TIMEOUT_SECONDS = 1  # type: ignore[assignment]
-        handler = type("Own", (Handler,), {"behaviour": behaviour, "asked": []})
+        handler = type("Own", (Handler,), {"behavior": behavior, "asked": []})
         server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -286,9 +286,9 @@ SERVERS: dict[str, tuple[str, Callable[[Handler], None], tuple[str, ...]]] = {
 
 def cases(seed: int) -> list[Case]:
     found = []
-    for id, (kind, behaviour, expect) in SERVERS.items():
+    for id, (kind, behavior, expect) in SERVERS.items():
         options = {"timeout": 30, "file_size": DISK}
-        found.append(Case(id, get(kind, behaviour), expect, check=nothing_else, options=options))
+        found.append(Case(id, get(kind, behavior), expect, check=nothing_else, options=options))
     wrong, right = hashlib.sha256(b"x").hexdigest(), hashlib.sha256(GOOD_ZIP).hexdigest()
     found += [
         Case("checksum-wrong", get("SparseZip", answer(GOOD_ZIP), wrong), ERROR, check=nothing_else),

@@ -125,7 +125,7 @@ def read_labels(path: Path) -> None:
 def predict_documents(path: Path) -> None:
     from zoo.commands.predict import documents
 
-    for _, text in documents(str(path), "text", "id"):
+    for _, text in documents(str(path), "text", "id", 10_000):
         text.encode()
 
 

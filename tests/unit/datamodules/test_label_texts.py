@@ -1,4 +1,4 @@
-"""Label descriptions: files of texts and parents, and label queries initialised from them."""
+"""Label descriptions: files of texts and parents, and label queries initialized from them."""
 
 import bz2
 import gzip

@@ -1,4 +1,4 @@
-"""The regulariser of GLaS against its equation with dense matrices."""
+"""The regularizer of GLaS against its equation with dense matrices."""
 
 import pytest
 import torch

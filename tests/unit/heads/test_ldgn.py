@@ -137,7 +137,7 @@ def made_default():
     return head
 
 
-def test_edges_that_all_vanish_are_normalised_too():
+def test_edges_that_all_vanish_are_normalized_too():
     queries = torch.full((1, 3, 1), -200.0, requires_grad=True)
     graph = ldgn.DynamicGraph(queries, torch.tensor([[[1.0], [1.0], [2.0]]]), None)
     mixed = graph.mix(torch.eye(3).unsqueeze(0))

@@ -235,7 +235,7 @@ def test_worked_example() -> None:
     assert {name: results[name] for name in expected} == pytest.approx(expected, abs=5e-7)
 
 
-def test_unnormalised_psp_of_the_worked_example() -> None:
+def test_unnormalized_psp_of_the_worked_example() -> None:
     metric = RankingMetrics(label_space(COUNTS))
     update(metric, [Document(t, r, [1.0] * 3) for t, r in zip(*WORKED, strict=True)])
     psp = metric.sums[RANKING_METRICS.index("PSP"), 1] / (3 * metric.documents)
