@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from scipy.sparse import csr_array
 from torch import Tensor, nn
 
@@ -91,6 +92,14 @@ class Backbone(nn.Module, ABC):
                 found.update(repr(value).encode())
         return found.hexdigest()
 
+    def word_embeddings(self) -> list[nn.Embedding]:
+        """Tables that the tokens of a batch are looked up in, for explanations by gradients; empty if unknown."""
+        return []
+
+    def on_tokens(self, values: Tensor, batch: Batch) -> Tensor:
+        """Values of token states (batch, n, states) as values of the tokens of the batch, (batch, n, length)."""
+        return F.pad(values, (0, batch.ids.shape[1] - values.shape[2]))
+
     def learn_counts(self, counts: csr_array) -> None:
         """Learn from the token counts of the training documents, (documents, vocab_size)."""
 
@@ -131,6 +140,9 @@ class WordBackbone(Backbone):
         words: Tensor = self.embed_dropout(self.embedding(batch.ids)) * batch.mask.unsqueeze(-1)
         return words
 
+    def word_embeddings(self) -> list[nn.Embedding]:
+        return [self.embedding]
+
     def load_vectors(self, vectors: Tensor) -> None:
         copy_vectors(vectors, self.embedding, "embed_dim")
 
@@ -145,3 +157,9 @@ def copy_vectors(vectors: Tensor, embedding: nn.Embedding, setting: str) -> None
             "`data.vectors`"
         )
     embedding.weight.copy_(vectors)
+
+
+def by_word(values: Tensor, words: Tensor, batch: Batch) -> Tensor:
+    """Share the values of words (batch, n, words) among the tokens with these ids, (batch, n, length)."""
+    same = (words.unsqueeze(2) == batch.ids.unsqueeze(1)) & batch.mask.unsqueeze(1)
+    return values @ (same / same.sum(2, keepdim=True).clamp_min(1)).to(values.dtype)

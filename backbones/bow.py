@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from scipy.sparse import csr_array
 from torch import Tensor, nn
 
-from backbones.base import Backbone, Features, copy_vectors
+from backbones.base import Backbone, Features, by_word, copy_vectors
 from backbones.tfidf import TfIdf
 from datamodules.batch import Batch, LabelSpace
 from zoo.core.errors import MANY, check_range, check_width
@@ -91,6 +91,13 @@ class Bow(Backbone):
         for block in self.blocks:
             state = state + self.dropout(block(state).relu())
         return state
+
+    def word_embeddings(self) -> list[nn.Embedding]:
+        return [self.words]
+
+    def on_tokens(self, values: Tensor, batch: Batch) -> Tensor:
+        words, weights = distinct(*self.tfidf(batch))
+        return by_word(values * (weights != 0).unsqueeze(1), words, batch)
 
     def load_vectors(self, vectors: Tensor) -> None:
         copy_vectors(vectors, self.words, "dim")

@@ -57,14 +57,21 @@ class PerLevel(Backbone):
         layers, vectors = tuple(f.tokens for f in each), tuple(f.pooled for f in each)
         return Features(layers[-1], each[-1].mask, vectors[-1], layers, vectors)
 
+    def word_embeddings(self) -> list[nn.Embedding]:
+        return [table for encoder in self._each() for table in encoder.word_embeddings()]
+
+    def on_tokens(self, values: Tensor, batch: Batch) -> Tensor:
+        return self._each()[0].on_tokens(values, batch)
+
+    def _each(self) -> list[Backbone]:
+        return [encoder for encoder in self.encoders if isinstance(encoder, Backbone)]
+
     def learn_counts(self, counts: csr_array) -> None:
-        for encoder in self.encoders:
-            assert isinstance(encoder, Backbone)
+        for encoder in self._each():
             encoder.learn_counts(counts)
 
     def load_vectors(self, vectors: Tensor) -> None:
-        for encoder in self.encoders:
-            assert isinstance(encoder, Backbone)
+        for encoder in self._each():
             try:
                 encoder.load_vectors(vectors)
             except UserError as error:

@@ -118,6 +118,10 @@ class Transformer(Backbone):
             return tokens[:, 0]
         return tokens[torch.arange(len(tokens), device=tokens.device), lengths - 1]
 
+    def word_embeddings(self) -> list[nn.Embedding]:
+        table = self.encoder.get_input_embeddings()
+        return [table] if isinstance(table, nn.Embedding) else []
+
     def self_contained(self) -> dict[str, Any]:
         # All settings, also those at their defaults, which may differ in another version of the library.
         config = {key: value for key, value in plain(self.config.to_dict()).items() if key not in NOT_STORED}

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from backbones.base import Features
 from backbones.long_documents import Combine
@@ -72,6 +72,9 @@ class WordTransformer(Transformer):
     @classmethod
     def own_tokenizer(cls, name: str = "", pretrained: bool = True, **others: Any) -> str | None:
         return None
+
+    def word_embeddings(self) -> list[nn.Embedding]:
+        return []  # of pieces of words
 
     def learn_words(self, vocabulary: Vocabulary) -> None:
         if vocabulary.has_values:

@@ -198,6 +198,13 @@ class Head(nn.Module, ABC):
         """Attention of `labels` (batch, n) over the tokens, (batch, n, length); None without label attention."""
         return None
 
+    def token_contributions(self, features: Features, labels: Tensor) -> Tensor | None:
+        """What each token of the batch adds to the scores of `labels` (batch, n), (batch, n, length of the batch).
+
+        Of label -1 anything. None if the head does not know: the gradient of the score is used then.
+        """
+        return None
+
     @property
     def pending(self) -> tuple[str, ...]:
         """Transitions that the head still needs: a later stage must name them in `on_enter`."""

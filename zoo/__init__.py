@@ -7,7 +7,8 @@ from zoo.core.lazy import lazy_names
 if TYPE_CHECKING:
     from zoo.core.errors import UserError
     from zoo.core.version import __version__
+    from zoo.training.spans import Span
     from zoo.training.tagger import Tag, Tagger, Tags, load
 
-__all__ = ["Tag", "Tagger", "Tags", "UserError", "__version__", "load"]
+__all__ = ["Span", "Tag", "Tagger", "Tags", "UserError", "__version__", "load"]
 __getattr__, __dir__ = lazy_names(__name__)

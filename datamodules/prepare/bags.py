@@ -33,6 +33,24 @@ def bags(
     return csr_array(hstack([body, *beginnings], format="csr")) if lead else body
 
 
+def occurrences(tokens: np.ndarray, vocab_size: int, lead: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Columns of `bags` and the position of a token that counts there, for the tokens of a document.
+
+    A bigram counts at both of its words.
+    """
+    every, first = np.arange(len(tokens)), np.arange(min(lead, len(tokens)))
+    pairs = vocab_size + vocab_size + _hashed(tokens[first[:-1]], tokens[first[1:]], vocab_size)
+    columns = [tokens, vocab_size + tokens[first], pairs, pairs]
+    return np.concatenate(columns), np.concatenate([every, first, first[:-1], first[1:]])
+
+
+def _hashed(tokens: np.ndarray, following: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Column of each bigram, from 0."""
+    codes = tokens.astype(np.uint64) * np.uint64(vocab_size) + following.astype(np.uint64)
+    hashed: np.ndarray = (codes * GOLDEN >> np.uint64(64 - PAIRS.bit_length() + 1)).astype(tokens.dtype)
+    return hashed
+
+
 def _lead_counts(
     tokens: np.ndarray, starts: np.ndarray, values: np.ndarray, vocab_size: int, lead: int
 ) -> list[csr_array]:
@@ -41,8 +59,7 @@ def _lead_counts(
     place = np.arange(len(tokens)) - starts[:-1].repeat(sizes)
     words, pairs = place < lead, place < np.minimum(sizes, lead).repeat(sizes) - 1
     firsts = np.flatnonzero(pairs)
-    codes = tokens[firsts].astype(np.uint64) * np.uint64(vocab_size) + tokens[firsts + 1].astype(np.uint64)
-    hashed = (codes * GOLDEN >> np.uint64(64 - PAIRS.bit_length() + 1)).astype(tokens.dtype)
+    hashed = _hashed(tokens[firsts], tokens[firsts + 1], vocab_size)
     return [
         _counts(tokens[words], _starts(words, starts), values[words], vocab_size),
         _counts(hashed, _starts(pairs, starts), np.ones(len(hashed), np.float32), PAIRS),

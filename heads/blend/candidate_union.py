@@ -10,7 +10,7 @@ from torch import Tensor
 
 from datamodules.batch import Batch
 from heads.base import Ranking
-from heads.tail.calibration import NEAR, logits_of
+from heads.tail.platt import NEAR, logits_of
 from heads.tail.wide import look_up
 from zoo.core.errors import UserError
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, Literal, NamedTuple, Self, get_args
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from scipy.sparse import csr_array, hstack
@@ -13,6 +14,7 @@ from torch import Tensor
 from backbones.base import Features
 from backbones.tfidf import TfIdf
 from datamodules.batch import LabelSpace, Targets
+from datamodules.prepare.bags import occurrences
 from heads.base import Head, Ranking, TransitionContext
 from heads.tree.label_tree import label_matrix
 from zoo.core.errors import UserError, check_low
@@ -93,6 +95,36 @@ class LinearEngine(Head):
     @abstractmethod
     def rank_rows(self, words: csr_array, k: int) -> Ranking:
         """Rank the k best labels of documents from their features, on the CPU."""
+
+    def evidence(self, ids: np.ndarray, values: np.ndarray, labels: np.ndarray) -> np.ndarray | None:
+        """What each feature of a document adds to the scores of labels, (labels, features); None if unknown."""
+        return None
+
+    def token_contributions(self, features: Features, labels: Tensor) -> Tensor | None:
+        """Evidence of words, shared among their occurrences; that of document vectors has no words."""
+        if not self.fitted or self.features == "dense" or features.batch is None:
+            return None
+        batch, words = features.batch, self.matrix(self._documents(features))
+        found = torch.zeros(*labels.shape, batch.ids.shape[1])
+        for row, wanted in enumerate(labels.cpu().clamp_min(0).numpy()):
+            own = slice(*words.indptr[row : row + 2])
+            evidence = self.evidence(words.indices[own], words.data[own], wanted)
+            if evidence is None:
+                return None
+            places = batch.mask[row].nonzero().flatten().cpu()
+            tokens = batch.ids[row].cpu()[places].numpy()
+            found[row, :, places] = torch.from_numpy(self._by_token(tokens, words.indices[own], evidence)).float()
+        return found
+
+    def _by_token(self, tokens: np.ndarray, ids: np.ndarray, evidence: np.ndarray) -> np.ndarray:
+        """Evidence (labels, tokens) from that of the features `ids`, ascending."""
+        columns, places = occurrences(tokens, self.tfidf.vocab_size, self.tfidf.lead)
+        at = np.searchsorted(ids, columns).clip(max=max(len(ids) - 1, 0))
+        known = ids[at] == columns if len(ids) else np.zeros(len(columns), bool)
+        at, places = at[known], places[known]
+        share = np.zeros((len(ids), len(tokens)))
+        np.add.at(share, (at, places), 1)
+        return np.asarray(evidence @ (share / np.maximum(share.sum(1, keepdims=True), 1)))
 
     @property
     def pending(self) -> tuple[str, ...]:

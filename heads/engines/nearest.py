@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from scipy.sparse import csr_array
 
 from datamodules.batch import LabelSpace
@@ -50,6 +51,19 @@ class NearestNeighbours(LinearEngine):
         assert self.index is not None
         assert self.labels is not None
         return nearest(votes(nearest(words, self.index, self.k), self.power, self.labels.shape[0]), self.labels, k)
+
+    def evidence(self, ids: np.ndarray, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Shares of words in the cosines of the neighbours that have the label, times the votes of these."""
+        assert self.index is not None
+        assert self.labels is not None
+        row = csr_array((values, ids, [0, len(ids)]), (1, self.index.shape[0]))
+        found = nearest(row, self.index, self.k)
+        known = (found.labels[0] >= 0).numpy()
+        rows, cosines = found.labels[0].numpy()[known], found.scores[0].numpy()[known]
+        share = self.index[ids][:, rows].toarray() * values[:, None] / cosines  # (words, neighbours)
+        vote = votes(found, self.power, self.labels.shape[0])[[0]][:, rows].toarray()
+        weighted = self.labels[rows][:, labels].toarray().T * vote  # (labels, neighbours)
+        return np.asarray(weighted @ share.T)
 
     def get_extra_state(self) -> dict[str, Any] | None:
         if self.index is None or self.labels is None:

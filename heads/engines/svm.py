@@ -132,6 +132,11 @@ class OneVsRestSvm(LinearEngine):
         margins, labels = (torch.cat(part) for part in zip(*((top.scores, top.labels) for top in tops), strict=True))
         return Ranking(probabilities(self.slope * margins) * (labels >= 0), labels)
 
+    def evidence(self, ids: np.ndarray, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Weights times values; the scale is not that of margins if they are normalized."""
+        assert self.weights is not None
+        return np.asarray(self.weights[ids][:, labels].toarray().T * values)
+
     def _margins(self, words: csr_array) -> np.ndarray:
         """Margins of all labels, (documents, num_labels)."""
         margins: np.ndarray = (words @ self.weights).toarray()

@@ -17,7 +17,7 @@ from datamodules.batch import LabelSpace, Targets
 from heads.attention.blockwise import Tensors
 from heads.attention.label_attention import LabelwiseHead, attend, attend_pairs, attention, labelwise_loss
 from heads.base import Ranking, TransitionContext, ranked
-from heads.tail.calibration import mean_of_sigmoids
+from heads.tail.platt import mean_of_sigmoids
 from zoo.core.errors import MANY, UserError, check_low, check_range, check_width
 
 

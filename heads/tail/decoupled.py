@@ -12,8 +12,8 @@ from backbones.base import Features
 from backbones.per_level import PerLevel
 from datamodules.batch import LabelSpace, Targets
 from heads.base import Head, Ranking, TransitionContext
-from heads.tail.calibration import fit_sigmoid, logits_of
 from heads.tail.label_subset import LabelSubset
+from heads.tail.platt import fit_sigmoid, logits_of
 from heads.tail.rankings import relevant, sort_by_score, truncate
 from zoo.core.errors import UserError, check_low, check_range, check_width
 

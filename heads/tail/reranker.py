@@ -11,7 +11,7 @@ from torch import Tensor
 from backbones.base import Features
 from datamodules.batch import Batch, LabelSpace, Targets
 from heads.base import Head, Ranking, TransitionContext
-from heads.tail.calibration import NEAR, SMALLEST, logits_of
+from heads.tail.platt import NEAR, SMALLEST, logits_of
 from heads.tail.propensity import EPSILON, GRID, as_probabilities, best_exponent, by_propensity, exponent_sums
 from heads.tail.rankings import CandidateHead, parse_metric, relevant, sort_by_score, truncate
 from heads.tail.ranknet import Form, RankNet, Scale

@@ -12,7 +12,7 @@ from torch import Tensor
 from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
 from heads.base import Head, Ranking, TransitionContext, probabilities
-from heads.tail.calibration import NEAR, fit_logistic, logits_of
+from heads.tail.platt import NEAR, fit_logistic, logits_of
 from heads.tail.rankings import CandidateHead, relevant, sort_by_score, truncate
 from zoo.core.errors import UserError
 from zoo.core.metrics import FREQUENCY_CLASSES

@@ -13,7 +13,7 @@ from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
 from heads.base import DenseHead, Ranking, TransitionContext, ranked
 from heads.losses import BCE, MakeLoss
-from heads.tail.calibration import mean_of_sigmoids
+from heads.tail.platt import mean_of_sigmoids
 from heads.transfer.transfer_map import (
     attend,
     cell_means,

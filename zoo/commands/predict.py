@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from zoo.commands.documents import documents, may_pause, shown
 from zoo.commands.output import check_not_overwritten, json_line, opened_output
 from zoo.core.console import note, progress_bar
 from zoo.core.errors import check_low
 from zoo.core.windows import arriving, windows
-from zoo.training.tagger import check_limits, load
+from zoo.training.arguments import check_limits
+from zoo.training.tagger import Tag, load
 
 
 def predict(
@@ -17,8 +18,9 @@ def predict(
     ckpt: str,
     input: str,
     out: str = "-",
-    k: int = 5,
-    threshold: float | Literal["tuned"] = 0.0,
+    k: int | None = None,
+    threshold: float | Literal["auto", "tuned"] = 0.0,
+    explain: bool = False,
     text_column: str = "text",
     id_column: str = "id",
     batch_size: int = 64,
@@ -33,8 +35,10 @@ def predict(
         input: jsonl, csv, tsv or parquet file, or a text file with one document per line; can be compressed. `-` reads
             jsonl or text from standard input.
         out: jsonl file to write, `-` for standard output.
-        k: maximum number of labels per document.
-        threshold: minimum score of a label; `tuned` uses the threshold tuned on the validation documents.
+        k: maximum number of labels per document (default: 5, or 100 with automatic thresholds).
+        threshold: minimum score of a label; `auto` uses the thresholds of `zoo calibrate`, or else `tuned`, the single
+            one with the best micro-F1 on the validation documents.
+        explain: also write the words that speak for each label, as spans of characters with weights; slower.
         text_column: column of the text.
         id_column: column of the document id; documents without one are numbered.
         batch_size: documents per batch.
@@ -45,6 +49,7 @@ def predict(
     Examples:
         zoo predict --ckpt best.ckpt --input docs.jsonl --out labels.jsonl
         echo 'a document' | zoo predict --ckpt best.ckpt --input - --k 3
+        zoo predict --ckpt calibrated.ckpt --input docs.jsonl --threshold auto --explain
     """
     check_limits(k, 0.0 if threshold == "tuned" else threshold)
     check_low(1, batch_size=batch_size, max_line_length=max_line_length)
@@ -59,8 +64,9 @@ def predict(
     with opened_output(out) as sink, progress_bar("Predicting") as bar:
         advance = bar(None)
         for part in parts:
-            for (id, _), tags in zip(part, tagger.stream((text for _, text in part), k, least), strict=True):
-                labels = [{"label": tag.label, "score": round(tag.score, 6)} for tag in tags]
+            found = tagger.stream((text for _, text in part), k, least, explain)
+            for (id, _), tags in zip(part, found, strict=True):
+                labels = [as_json(tag, explain) for tag in tags]
                 sink.write(json_line({"id": id, "labels": labels}, sink.encoding))
                 unknown += not tags.known
             sink.flush()
@@ -70,3 +76,11 @@ def predict(
         note(f"{unknown:,} of {count:,} documents have no word that the model knows: they all get the same labels")
     elif not count:
         note(f"no documents in {shown(input)}")
+
+
+def as_json(tag: Tag, explain: bool) -> dict[str, Any]:
+    """A label as it is written."""
+    found = {"label": tag.label, "score": round(tag.score, 6)}
+    if not explain:
+        return found
+    return found | {"spans": [{"start": s.start, "end": s.end, "weight": round(s.weight, 6)} for s in tag.spans]}

@@ -47,13 +47,13 @@ class BlendTagger(EnsembleTagger):
         return super().stored() | {"ranker": self.ranker_content}
 
     @torch.inference_mode()
-    def rank_texts(self, texts: list[str], k: int) -> tuple[Ranking, Tensor]:
-        depth = min(self.head.candidates, len(self.names))
-        found = [member.rank_texts(texts, depth) for member in self.members]
-        scores, labels = torch.zeros(len(texts), k), torch.full((len(texts), k), -1)
+    def combined(self, texts: list[str], depth: int) -> tuple[Ranking, Tensor]:
+        candidates = min(self.head.candidates, len(self.names))
+        found = [member.rank_texts(texts, candidates) for member in self.members]
+        scores, labels = torch.zeros(len(texts), depth), torch.full((len(texts), depth), -1)
         for rows, batch in self.ranker.batches(texts, [[] for _ in texts]):
             own = [Ranking(ranking.scores[rows], ranking.labels[rows]) for ranking, _ in found]
-            ranking = self.head.blended(own, batch, k)
+            ranking = self.head.blended(own, batch, depth)
             width = ranking.labels.shape[1]
             scores[rows, :width], labels[rows, :width] = ranking.scores, ranking.labels
         return Ranking(scores, labels), torch.stack([is_known for _, is_known in found]).any(0)

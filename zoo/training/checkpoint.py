@@ -81,7 +81,7 @@ def finish(module: RankingModel, stored: Stored, content: dict[str, Any]) -> Ran
     """Set what a model needs to predict texts and to be saved again; evaluation mode."""
     module.config_text = stored.config_text
     module.origin = {key: content[key] for key in ORIGIN if key in content}
-    module.vocabulary = stored.vocabulary
+    module.vocabulary, module.calibration = stored.vocabulary, stored.calibration
     return module.eval()
 
 

@@ -10,10 +10,15 @@ import torch
 from torch import Tensor
 
 from heads.base import Ranking
+from heads.tail.rankings import truncate
 from zoo.core.errors import UserError, check_range
+from zoo.training.arguments import checked_path
+from zoo.training.calibration import Calibration
 from zoo.training.checkpoint import check_target, write_checkpoint
+from zoo.training.explain import Explanations
+from zoo.training.spans import mean_spans
 from zoo.training.stored import FORMAT, migrated, reading
-from zoo.training.tagger import Tagger, checked_path, tagger_of
+from zoo.training.tagger import Tagger, tagger_of
 
 DEPTH = 100  # labels of a member that take part; those below count as 0
 
@@ -26,6 +31,8 @@ class EnsembleTagger(Tagger):
         contents: content of the members' checkpoints, which `save` writes.
         threshold: score threshold with the best micro-F1 on the validation documents.
     """
+
+    own_calibration: Calibration | None = None  # of the ensemble; that of a member changes what it gives to it
 
     def __init__(self, members: Sequence[Tagger], contents: Sequence[dict[str, Any]], threshold: float = 0.5) -> None:
         if len(members) < 2:
@@ -40,6 +47,10 @@ class EnsembleTagger(Tagger):
     def threshold(self) -> float:
         return self.tuned
 
+    @property
+    def calibration(self) -> Calibration | None:
+        return self.own_calibration
+
     def add_labels(self, examples: Iterable[tuple[str, Sequence[str]]], update: bool = False) -> Self:
         raise UserError("an ensemble cannot learn labels: add them to its models, and combine these again")
 
@@ -50,7 +61,8 @@ class EnsembleTagger(Tagger):
 
     def stored(self) -> dict[str, Any]:
         """The entry `zoo` of a checkpoint."""
-        return {"format": FORMAT, "members": self.contents, "threshold": self.tuned}
+        calibration = self.calibration.stored() if self.calibration else None
+        return {"format": FORMAT, "members": self.contents, "threshold": self.tuned, "calibration": calibration}
 
     @staticmethod
     def of(content: dict[str, Any], path: Path, device: Any, trust: Sequence[str]) -> EnsembleTagger:
@@ -61,16 +73,29 @@ class EnsembleTagger(Tagger):
             contents = [{**member, "zoo": migrated(member["zoo"])} for member in stored["members"]]
             members = [tagger_of(member, path, device, trust) for member in contents]
             if "ranker" not in stored:
-                return EnsembleTagger(members, contents, float(stored["threshold"]))
-            from zoo.training.blend_tagger import blend_of
+                made = EnsembleTagger(members, contents, float(stored["threshold"]))
+            else:
+                from zoo.training.blend_tagger import blend_of
 
-            return blend_of(members, contents, stored["ranker"], float(stored["threshold"]), path, trust)
+                made = blend_of(members, contents, stored["ranker"], float(stored["threshold"]), path, trust)
+            made.own_calibration = Calibration.of(stored["calibration"], made.module.space)
+            return made
 
     def rank_texts(self, texts: list[str], k: int) -> tuple[Ranking, Tensor]:
-        depth = max(k, min(DEPTH, len(self.names)))
+        depth = max(k, min(DEPTH, len(self.names)), self.calibration.candidates if self.calibration else 0)
+        ranking, known = self.combined(texts, min(depth, len(self.names)))
+        return (truncate(ranking, k) if self.calibration is None else self.calibration.ranked(ranking, k)), known
+
+    def combined(self, texts: list[str], depth: int) -> tuple[Ranking, Tensor]:
+        """Rank labels before calibration; the second tells whether a model knows a word of a text."""
         found = [member.rank_texts(texts, depth) for member in self.members]
         known = torch.stack([is_known for _, is_known in found]).any(0)
-        return mean_ranking([ranking for ranking, _ in found], k), known
+        return mean_ranking([ranking for ranking, _ in found], depth), known
+
+    def explain_texts(self, texts: list[str], labels: Tensor) -> Explanations:
+        """Mean over the members."""
+        each = [member.explain_texts(texts, labels) for member in self.members]
+        return [[mean_spans(reasons) for reasons in zip(*rows, strict=True)] for rows in zip(*each, strict=True)]
 
 
 def mean_ranking(rankings: Sequence[Ranking], k: int) -> Ranking:

@@ -15,6 +15,7 @@ from datamodules.batch import Batch, LabelSpace
 from datamodules.prepare.vocabulary import Vocabulary
 from heads.base import Head, Ranking
 from zoo.core.errors import UserError
+from zoo.training.calibration import Calibration
 from zoo.training.stored import FORMAT, check_weights
 
 MakeBackbone = Callable[[LabelSpace], Backbone]
@@ -45,6 +46,7 @@ class BackboneWithHead(nn.Module):
         check_pair(self.backbone, self.head)
         self.config_text: str | None = None
         self.vocabulary: Vocabulary | None = None
+        self.calibration: Calibration | None = None
 
     def forward(self, batch: Batch) -> Features:
         features: Features = self.backbone(batch)
@@ -52,7 +54,10 @@ class BackboneWithHead(nn.Module):
 
     def rank(self, batch: Batch, k: int) -> Ranking:
         """Return the k best labels of each document."""
-        return self.head.rank(self(batch), k)
+        features = self(batch)
+        if self.calibration is None:
+            return self.head.rank(features, k)
+        return self.calibration.rank(lambda depth: self.head.rank(features, depth), k)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state dict; with `strict`, a `UserError` says what is wrong with one that does not fit."""
@@ -73,6 +78,7 @@ class BackboneWithHead(nn.Module):
             "tokenizer": self.vocabulary.text if self.vocabulary else None,
             "max_length": self.vocabulary.max_length if self.vocabulary else None,
             "windows": self.vocabulary.windows if self.vocabulary else None,
+            "calibration": self.calibration.stored() if self.calibration else None,
         }
 
 

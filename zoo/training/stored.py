@@ -16,12 +16,14 @@ from datamodules.batch import LabelSpace
 from datamodules.prepare.vocabulary import Vocabulary
 from zoo.core.errors import MANY, UserError, first_line
 from zoo.core.settings import parse_yaml
+from zoo.training.calibration import Calibration
 
-FORMAT = 3  # of the entry `zoo` of a checkpoint
+FORMAT = 4  # of the entry `zoo` of a checkpoint
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
 MIGRATIONS: dict[int, Migration] = {
     1: lambda stored: stored,
     2: lambda stored: stored | {"windows": 1},
+    3: lambda stored: stored | {"calibration": None},
 }  # from each older format to the next one
 MOST_TEXT = 2**20  # characters of a configuration
 LARGEST = 2**31  # of the numbers in a label space
@@ -37,6 +39,7 @@ class Stored:
         backbone: settings that make the backbone independent of other files.
         space: label space.
         vocabulary: vocabulary.
+        calibration: calibration; None without one.
     """
 
     config_text: str
@@ -44,6 +47,7 @@ class Stored:
     backbone: dict[str, Any]
     space: LabelSpace
     vocabulary: Vocabulary
+    calibration: Calibration | None
 
     @classmethod
     def of(cls, stored: dict[str, Any]) -> Stored:
@@ -54,7 +58,8 @@ class Stored:
         if not isinstance(backbone, dict):
             raise UserError("its settings of the backbone are damaged")
         config, space = read_config(stored), read_space(stored.get("space"))
-        return cls(stored["config"], config, backbone, space, read_vocabulary(stored, space))
+        calibration = Calibration.of(stored.get("calibration"), space)
+        return cls(stored["config"], config, backbone, space, read_vocabulary(stored, space), calibration)
 
     @property
     def model(self) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -18,21 +18,42 @@ from torch import Tensor
 from datamodules.batch import Batch, Targets
 from datamodules.prepare.rows import pad, pad_values
 from heads.base import Ranking
-from zoo.core.errors import UserError, check_low, check_range, first_line
+from zoo.core.errors import UserError, check_low, first_line
 from zoo.core.windows import windows
+from zoo.training.arguments import (
+    AUTO,
+    check_examples,
+    check_limits,
+    check_number,
+    checked_path,
+    quoted,
+    well_formed,
+)
+from zoo.training.calibration import Calibration
 from zoo.training.checkpoint import is_ensemble, read_checkpoint, rebuilt, save
+from zoo.training.explain import Explanations, explanations
 from zoo.training.ranking_model import RankingModel
+from zoo.training.spans import Span
 
 WINDOW = 16  # number of batches that are sorted by length together
-MAX_NAME_LENGTH = 80  # of a label in an error message
+K = 5  # labels of a text by default
+MOST = 100  # labels of a text with automatic thresholds
+Threshold = float | Literal["auto"]
 
 
 @dataclass(frozen=True)
 class Tag:
-    """A label with its probability."""
+    """A label with its probability.
+
+    Attributes:
+        label: name of the label.
+        score: probability.
+        spans: the words of the text that speak for the label, in their order; empty without `explain`.
+    """
 
     label: str
     score: float
+    spans: tuple[Span, ...] = ()
 
 
 class Tags(list[Tag]):
@@ -86,11 +107,33 @@ class Tagger:
         """Score threshold with the best micro-F1 on the validation documents."""
         return self.module.threshold
 
-    def tag(self, texts: Iterable[str], k: int = 5, threshold: float = 0.0) -> list[list[Tag]]:
-        """Return the k best labels of each text with a score of at least `threshold`, best first."""
-        return list(self.stream(texts, k, threshold))
+    @property
+    def calibration(self) -> Calibration | None:
+        """Calibration by `zoo calibrate`; scores are then calibrated probabilities."""
+        return self.module.calibration
 
-    def stream(self, texts: Iterable[str], k: int = 5, threshold: float = 0.0) -> Iterator[Tags]:
+    @property
+    def thresholds(self) -> np.ndarray | None:
+        """Threshold of each label, (labels,); None if the model is not calibrated."""
+        return None if self.calibration is None else self.calibration.thresholds
+
+    def tag(
+        self, texts: Iterable[str], k: int | None = None, threshold: Threshold = 0.0, explain: bool = False
+    ) -> list[list[Tag]]:
+        """Return the best labels of each text, best first.
+
+        Args:
+            texts: the texts.
+            k: maximum number of labels of a text. Default: 5, or 100 with automatic thresholds.
+            threshold: lowest score of a label, or `"auto"` for `thresholds`; a model that is not calibrated has a
+                single one, `self.threshold`.
+            explain: also find the words that speak for each label, `Tag.spans`; slower.
+        """
+        return list(self.stream(texts, k, threshold, explain))
+
+    def stream(
+        self, texts: Iterable[str], k: int | None = None, threshold: Threshold = 0.0, explain: bool = False
+    ) -> Iterator[Tags]:
         """Like `tag`, but yields the labels of one text at a time and needs constant memory.
 
         It reads `window` texts before it yields the labels of the first.
@@ -98,7 +141,13 @@ class Tagger:
         if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
             raise TypeError(f"`texts` is a single {type(texts).__name__}: pass a list of strings")
         check_limits(k, threshold)
-        return self._stream(texts, int(k), float(threshold))
+        return self._stream(texts, int(k or (MOST if threshold == AUTO else K)), self._limits(threshold), explain)
+
+    def _limits(self, threshold: Threshold) -> np.ndarray:
+        """Threshold of each label."""
+        if threshold == AUTO and self.thresholds is not None:
+            return self.thresholds
+        return np.full(len(self.names), float(self.threshold if threshold == AUTO else threshold))
 
     @torch.no_grad()
     def add_labels(self, examples: Iterable[tuple[str, Sequence[str]]], update: bool = False) -> Self:
@@ -122,19 +171,28 @@ class Tagger:
         batches = self.batches(texts, [[index[name] for name in names] for names in labels])
         head.learn_labels(grown, ((self.module(batch), batch.targets) for _, batch in batches))
         self.module.head, self.module.space = head, grown.with_more(known)
+        if self.module.calibration is not None:
+            self.module.calibration = self.module.calibration.grown(self.module.space)
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint for `zoo.load`, `zoo predict` and `zoo add-labels`; training cannot resume from it."""
         save(self.module, checked_path(path))
 
-    def _stream(self, texts: Iterable[str], k: int, threshold: float) -> Iterator[Tags]:
+    def _stream(self, texts: Iterable[str], k: int, limits: np.ndarray, explain: bool) -> Iterator[Tags]:
         first = 1
         for window in windows(texts, self.window):
             for number, text in enumerate(window, first):
                 if not isinstance(text, str):
                     raise TypeError(f"text {number} is of type {type(text).__name__}, not a string")
-            yield from self._tags(*self.rank_texts(window, min(k, len(self.names))), threshold)
+            ranking, known = self.rank_texts(window, min(k, len(self.names)))
+            if ranking.scores.isnan().any():
+                raise UserError("the model's scores are NaN: its training diverged, or values of a text are too large")
+            is_low = ranking.scores.numpy() < limits[ranking.labels.clamp_min(0).numpy()]
+            labels = ranking.labels.masked_fill(torch.from_numpy(is_low), -1)
+            none: Explanations = [[()] * labels.shape[1]] * len(window)
+            reasons = self.explain_texts(window, labels) if explain else none
+            yield from self._tags(Ranking(ranking.scores, labels), known, reasons)
             first += len(window)
 
     def batches(self, texts: list[str], labels: list[list[int]]) -> Iterator[tuple[list[int], Batch]]:
@@ -163,79 +221,16 @@ class Tagger:
             known[rows] = (~torch.isin(batch.ids.cpu(), fillers)).any(1)
         return Ranking(scores, labels), known
 
-    def _tags(self, ranking: Ranking, known: Tensor, threshold: float) -> list[Tags]:
-        if ranking.scores.isnan().any():
-            raise UserError("the model's scores are NaN: its training diverged, or values of a text are too large")
-        names = self.names
+    def _tags(self, ranking: Ranking, known: Tensor, reasons: Explanations) -> list[Tags]:
+        names, rows = self.names, zip(ranking.labels.tolist(), ranking.scores.tolist(), reasons, strict=True)
         return [
-            Tags((Tag(names[i], x) for i, x in zip(*row, strict=True) if i >= 0 and x >= threshold), is_known)
-            for *row, is_known in zip(ranking.labels.tolist(), ranking.scores.tolist(), known.tolist(), strict=True)
+            Tags((Tag(names[i], x, why) for i, x, why in zip(*row, strict=True) if i >= 0), is_known)
+            for row, is_known in zip(rows, known.tolist(), strict=True)
         ]
 
-
-def check_limits(k: int, threshold: float) -> None:
-    """Check the arguments of `Tagger.tag`."""
-    check_number("k", k, Integral)
-    check_number("threshold", threshold, Real)
-    check_low(1, k=k)
-    check_range(0, 1, threshold=threshold)
-
-
-def check_number(name: str, value: object, kind: type) -> None:
-    if isinstance(value, bool) or not isinstance(value, kind):
-        wanted = "an integer" if kind is Integral else "a number"
-        raise TypeError(f"`{name}={value!r}` is of type {type(value).__name__}, not {wanted}")
-
-
-def checked_path(path: Any) -> Path:
-    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
-        raise TypeError(f"`path={path!r}` is of type {type(path).__name__}, not a string or a path")
-    try:
-        place = Path(path).expanduser()
-        place.exists()  # raises an error if the name is too long
-        place.resolve()  # or in a loop of links, or not a name at all
-    except (OSError, RuntimeError, ValueError) as error:
-        raise UserError(f"{quoted([str(path)])} is not the name of a file: {first_line(error)}") from error
-    return place
-
-
-def well_formed(text: str) -> str:
-    """Replace lone surrogates, which tokenizers refuse, by U+FFFD; pairs of them become characters."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
-
-
-def check_examples(examples: Iterable[tuple[str, Sequence[str]]]) -> tuple[list[str], list[list[str]]]:
-    """Split examples into texts and labels; drop texts without labels."""
-    if isinstance(examples, str | bytes | Mapping) or not isinstance(examples, Iterable):
-        raise TypeError('`examples` must be pairs of a text and its labels: [("a text", ["a label"]), ...]')
-    texts: list[str] = []
-    labels: list[list[str]] = []
-    for number, example in enumerate(examples, 1):
-        text, several = example if isinstance(example, tuple | list) and len(example) == 2 else (None, None)
-        given = None if isinstance(several, str | Mapping) or not isinstance(several, Iterable) else list(several)
-        if not isinstance(text, str) or given is None or not all(isinstance(name, str) for name in given):
-            raise TypeError(f"example {number} must be a text and a list of labels, all of them strings")
-        names = list(dict.fromkeys(name.strip() for name in given))  # as corpora are read
-        if "" in names or (names and not text.strip()):
-            raise UserError(f"example {number} has an empty {'label' if text.strip() else 'text'}")
-        if wrong := [name for name in names if name != well_formed(name)]:
-            raise UserError(f"example {number}: the label {wrong[0]!r} contains a lone surrogate")
-        if names:
-            texts.append(text)
-            labels.append(names)
-    if not texts:
-        raise UserError("no document has a label: nothing to learn from")
-    return texts, labels
-
-
-def quoted(names: list[str]) -> str:
-    """Format the first name and the number of the others."""
-    first = repr(names[0] if len(names[0]) <= MAX_NAME_LENGTH else names[0][:MAX_NAME_LENGTH] + "...")
-    return first if len(names) == 1 else f"{first} and {len(names) - 1:,} more"
+    def explain_texts(self, texts: list[str], labels: Tensor) -> Explanations:
+        """What speaks for `labels` (texts, n), the best ones of each text; nothing for label -1."""
+        return explanations(self, texts, labels)
 
 
 def load(path: str | os.PathLike[str], device: str | torch.device | None = None, trust: Sequence[str] = ()) -> Tagger:

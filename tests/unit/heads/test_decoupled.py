@@ -12,8 +12,8 @@ from backbones.base import Features
 from datamodules.batch import Batch, Targets
 from heads import Decoupled, Head, Linear, Ranking, TransitionContext
 from heads.base import ranked
-from heads.tail.calibration import fit_sigmoid, logits_of
 from heads.tail.label_subset import SubsetContext
+from heads.tail.platt import fit_sigmoid, logits_of
 from tests.support.documents import label_space
 from tests.support.errors import raises
 from zoo.core.errors import UserError

@@ -9,7 +9,7 @@ from torch import nn
 
 from datamodules.batch import Targets
 from heads import PrototypeTransfer
-from heads.tail.calibration import mean_of_sigmoids
+from heads.tail.platt import mean_of_sigmoids
 from heads.transfer.prototype_transfer import UNTRAINED
 from heads.transfer.transfer_map import RIDGES, draw_documents, having, solve_ridge
 from tests.support.documents import label_space

@@ -151,7 +151,7 @@ def test_wrong_examples(tagger, examples, error, parts):
 
 
 def test_labels_of_an_example_may_come_from_a_generator():
-    from zoo.training.tagger import check_examples
+    from zoo.training.arguments import check_examples
 
     assert check_examples([("cod", (name for name in ("a", "b", "a")))]) == (["cod"], [["a", "b"]])
 
