@@ -16,7 +16,7 @@ from jobs import markdown
 from zoo.analysis.pairs import read_tested
 from zoo.analysis.tail import tail_table
 from zoo.core.errors import UserError
-from zoo.core.run_folder import read_runs
+from zoo.core.run_search import read_runs
 
 
 def main() -> None:

@@ -18,10 +18,11 @@ from torch.utils.data import DataLoader
 from datamodules.augment import Augmentation, RowsWithCopies
 from datamodules.batch import Batch, LabelSpace, Targets
 from datamodules.prepare.cached_vectors import cached_vectors
-from datamodules.prepare.corpus import Corpus, Prepared, Settings, prepare, with_merged_val
+from datamodules.prepare.corpus import Corpus, with_merged_val
 from datamodules.prepare.dense_vectors import Encode, VectorCache
 from datamodules.prepare.label_texts import label_texts, parent_pairs, read_labels
 from datamodules.prepare.limits import DEFAULT_LIMITS, Limits
+from datamodules.prepare.preparation import Prepared, Settings, prepare
 from datamodules.prepare.rows import EncodedRows, pad
 from datamodules.prepare.vectors import WordVectors
 from datamodules.samplers import LengthBatches

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from backbones.base import Backbone, Features
 from datamodules.batch import Batch, LabelSpace, Targets
-from heads.losses import BCE, MakeLoss
+from heads.loss_base import MakeLoss
+from heads.losses import BCE
 from zoo.core.errors import UserError
 from zoo.core.errors import check_low as check_low
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from backbones.base import Features
 from datamodules.batch import LabelSpace
 from heads.base import DenseHead
-from heads.losses import MakeLoss
+from heads.loss_base import MakeLoss
 from zoo.core.errors import check_range, check_width
 
 

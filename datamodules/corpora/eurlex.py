@@ -10,7 +10,7 @@ from pathlib import Path
 from datamodules.corpora.named import NamedCorpus
 from datamodules.corpora.sources import DownloadedFile, HubRows, JsonRow, checked, split_members, write_split
 from datamodules.prepare.limits import Limits
-from datamodules.prepare.readers import limited_lines
+from datamodules.prepare.opening import limited_lines
 from datamodules.tools.statistics import Published
 
 SPLITS = {"train": "train", "validation": "val", "dev": "val", "test": "test"}

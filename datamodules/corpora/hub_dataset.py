@@ -10,7 +10,8 @@ from typing import Any
 from datamodules.base import TextDataModule
 from datamodules.prepare.corpus import Corpus, Source
 from datamodules.prepare.hub import check_hub, check_hub_name, reason
-from datamodules.prepare.readers import BadRows, Document, Format, RowError, document_of
+from datamodules.prepare.opening import RowError
+from datamodules.prepare.readers import BadRows, Document, Format, document_of
 from zoo.core.console import warn
 from zoo.core.errors import UserError
 

@@ -14,9 +14,10 @@ from datamodules.base import CorpusMissingError, TextDataModule
 from datamodules.corpora.download import DownloadError
 from datamodules.corpora.sources import DownloadSource, fetch
 from datamodules.corpora.text_files import files_in
-from datamodules.prepare.corpus import Corpus, cache_errors
+from datamodules.prepare.corpus import Corpus
 from datamodules.prepare.file_source import file_corpus
 from datamodules.prepare.label_texts import SUFFIXES
+from datamodules.prepare.preparation import cache_errors
 from datamodules.prepare.readers import Format
 from datamodules.tools.statistics import Published, compare, of_prepared
 from zoo.core.console import note

@@ -26,7 +26,7 @@ from scipy.sparse import csr_array, load_npz
 from datamodules.corpora.download import DownloadError, KnownChecksums, download, open_url
 from datamodules.corpora.sparse_files import Names
 from datamodules.prepare.limits import DEFAULT_LIMITS, Limits, limited
-from datamodules.prepare.readers import RowError, limited_lines
+from datamodules.prepare.opening import RowError, limited_lines
 from zoo.core.console import open_with_bar
 from zoo.core.errors import UserError, first_line
 

@@ -11,18 +11,8 @@ from datamodules.base import TextDataModule, find_files
 from datamodules.prepare.corpus import Corpus
 from datamodules.prepare.file_source import FileSource
 from datamodules.prepare.limits import DEFAULT_LIMITS, Limits
-from datamodules.prepare.readers import (
-    DECOMPRESSORS,
-    NOT_UTF8,
-    READERS,
-    BadRows,
-    Format,
-    ParsedRow,
-    ParsedRows,
-    RowError,
-    limited_lines,
-    opened,
-)
+from datamodules.prepare.opening import DECOMPRESSORS, NOT_UTF8, RowError, limited_lines, opened
+from datamodules.prepare.readers import READERS, BadRows, Format, ParsedRow, ParsedRows
 from datamodules.prepare.vocabulary import LARGEST, PAD, UNK, VALUES
 from zoo.core.errors import UserError
 

@@ -9,7 +9,8 @@ from typing import Any
 from datamodules.base import TextDataModule, find_files
 from datamodules.prepare.corpus import Corpus
 from datamodules.prepare.file_source import file_corpus
-from datamodules.prepare.readers import DECOMPRESSORS, Format
+from datamodules.prepare.opening import DECOMPRESSORS
+from datamodules.prepare.readers import Format
 from zoo.core.errors import UserError
 
 SUFFIXES = [

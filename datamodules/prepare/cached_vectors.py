@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from datamodules.prepare.corpus import Prepared, cache_errors
+from datamodules.prepare.preparation import Prepared, cache_errors
 from datamodules.prepare.vectors import WordVectors, read_vectors
 from zoo.core.console import warn
 from zoo.core.errors import UserError

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from datamodules.batch import Batch
 from datamodules.prepare.cache import find_defect, write_manifest
-from datamodules.prepare.corpus import cache_errors
+from datamodules.prepare.preparation import cache_errors
 from datamodules.prepare.rows import EncodedRows
 from zoo.core.console import warn
 from zoo.core.files import atomic_write, folder_written_whole, remove

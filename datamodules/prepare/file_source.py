@@ -9,19 +9,8 @@ from typing import IO, Protocol
 
 from datamodules.prepare.corpus import SPLITS, Corpus, Source
 from datamodules.prepare.limits import Limits
-from datamodules.prepare.readers import (
-    NOT_UTF8,
-    BadRows,
-    Document,
-    Format,
-    ParsedRow,
-    ParsedRows,
-    RowError,
-    fingerprint,
-    limited_lines,
-    opened,
-    read_numbered,
-)
+from datamodules.prepare.opening import NOT_UTF8, RowError, limited_lines, opened
+from datamodules.prepare.readers import BadRows, Document, Format, ParsedRow, ParsedRows, fingerprint, read_numbered
 
 
 class Layout(Protocol):

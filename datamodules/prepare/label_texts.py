@@ -7,17 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datamodules.prepare.readers import (
-    DECOMPRESSORS,
-    NOT_UTF8,
-    READERS,
-    Format,
-    RowError,
-    opened,
-    parse_json,
-    read_all,
-    unpacked_name,
-)
+from datamodules.prepare.opening import DECOMPRESSORS, NOT_UTF8, RowError, extension_of, opened, read_all
+from datamodules.prepare.readers import READERS, Format, parse_json
 from zoo.core.errors import UserError
 
 ROWS = (".jsonl", ".ndjson", ".csv", ".tsv")  # formats with one row per label
@@ -54,15 +45,15 @@ def read_labels(path: Path) -> dict[str, LabelDescription]:
     which is in the column `label`. Texts are taken from `name`, `text`, `description` and `alt_labels`, and in a
     `.json` file also from `label`.
     """
-    if unpacked_name(path).suffix not in (".json", *ROWS):
+    if extension_of(path) not in (".json", *ROWS):
         raise UserError(
             f"{path}: unknown extension of a label-description file; supported are "
             f"{', '.join(('.json', *ROWS))}, each also with .gz or .bz2"
         )
     with opened(path) as stream:
-        if unpacked_name(path).suffix == ".json":
+        if extension_of(path) == ".json":
             return dict(_entries(path, read_all(stream, path)))
-        rows = READERS[unpacked_name(path).suffix](stream, path, Format("label", None, "label", fixed=True))
+        rows = READERS[extension_of(path)](stream, path, Format("label", None, "label", fixed=True))
         return dict(_labelled(path, rows))
 
 

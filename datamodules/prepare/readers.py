@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-import bz2
-import codecs
 import csv
-import gzip
 import hashlib
 import io
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
-from datamodules.prepare.limits import DEFAULT_LIMITS, MB, Limits, limited
+from datamodules.prepare.limits import DEFAULT_LIMITS, Limits
+from datamodules.prepare.opening import (
+    DECOMPRESSORS,
+    NOT_UTF8,
+    RowError,
+    decompressed,
+    extension_of,
+    limited_lines,
+    read_errors,
+)
 from zoo.core.errors import UserError
 
 ROWS_PER_PROGRESS = 1_000
 ROWS_TO_FIND_COLUMNS = 100  # a few JSON lines may lack a column; if all of the first 100 do, its name is wrong
 SHOWN_BAD_ROWS = 5
-DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {".gz": lambda file: gzip.GzipFile(fileobj=file), ".bz2": bz2.BZ2File}
 Progress = Callable[[int], None]
-UTF8 = codecs.BOM_UTF8
-BYTE_ORDER_MARKS = {  # of UTF-32 first, because one of its marks starts with one of UTF-16
-    **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "UTF-32"),
-    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "UTF-16"),
-}
-NOT_UTF8 = "invalid UTF-8; convert the file if it is Latin-1: iconv -f LATIN1 -t UTF-8"
 # Control characters except tabs and line breaks
 CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 REPLACEMENT = "\ufffd"
@@ -102,7 +98,7 @@ class BadRows:
 
     def _summary(self, path: Path) -> str:
         count, first = self.counts[path], self.first[path]
-        plural, unit = "s" if count > 1 else "", "row" if _extension(path) == ".parquet" else "line"
+        plural, unit = "s" if count > 1 else "", "row" if extension_of(path) == ".parquet" else "line"
         where = f"{'first ' if count > len(first) else ''}at {unit}{plural} {', '.join(str(line) for line, _ in first)}"
         return f"{path}: {count} bad row{plural}, {where} ({unit} {first[0][0]}: {first[0][1]})"
 
@@ -133,7 +129,7 @@ def read_numbered(
         decompressed(file, path, format.limits) as stream,
     ):
         size, reported = path.stat().st_size, 0
-        extension = _extension(path)
+        extension = extension_of(path)
         if (reader := reader or READERS.get(extension)) is None:
             raise UserError(
                 f"{path}: unknown extension; supported are {', '.join(READERS)}, "
@@ -161,10 +157,6 @@ def fingerprint(path: Path) -> str:
     """Hash the content of a file."""
     with read_errors(path, pipes=False), path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
-
-
-class RowError(Exception):
-    """Reason why a row cannot be read as a document."""
 
 
 ParsedRow = dict[str, Any] | RowError
@@ -256,18 +248,6 @@ def _line_rows(stream: IO[bytes], parse: Callable[[str], ParsedRow], limits: Lim
                 yield number, RowError(NOT_UTF8)
 
 
-def limited_lines(stream: IO[bytes], limits: Limits) -> Iterator[bytes | RowError]:
-    """Iterate over lines, with an error in the place of each that is too long, and that is not kept in memory."""
-    longest = limits.line_bytes
-    while line := stream.readline(longest + 1):
-        if len(line) <= longest:
-            yield line
-            continue
-        while line and not line.endswith(b"\n"):
-            line = stream.readline(longest + 1)
-        yield RowError(f"longer than {limits.line_mb:g} MB (`limits.line_mb`)")
-
-
 def _csv_rows(stream: IO[bytes], path: Path, format: Format) -> ParsedRows:
     csv.field_size_limit(format.limits.line_bytes)  # the lines of a quoted field may be short, but many
     too_long: list[RowError] = []
@@ -279,7 +259,7 @@ def _csv_rows(stream: IO[bytes], path: Path, format: Format) -> ParsedRows:
             # An invalid byte must not end the whole file.
             yield "" if isinstance(line, RowError) else line.decode(errors="surrogateescape")
 
-    reader = csv.reader(lines(), delimiter="\t" if _extension(path) == ".tsv" else ",", strict=True)
+    reader = csv.reader(lines(), delimiter="\t" if extension_of(path) == ".tsv" else ",", strict=True)
     if header := next(filter(None, reader), []):
         _require_columns(path, format, header)
         wanted = (format.id_column, format.text_column, format.label_column)
@@ -326,7 +306,7 @@ READERS |= {".txt": _txt_rows, ".parquet": _parquet_rows}
 
 
 def _require_columns(path: Path, format: Format, columns: Iterable[str]) -> None:
-    names, extension = list(dict.fromkeys(columns)), _extension(path)
+    names, extension = list(dict.fromkeys(columns)), extension_of(path)
     for setting in ("text_column", "label_column"):
         wanted = getattr(format, setting)
         if wanted is not None and wanted not in names:
@@ -334,74 +314,3 @@ def _require_columns(path: Path, format: Format, columns: Iterable[str]) -> None
             hint = f" (a {extension} needs a header row; only .txt has none)" if extension in {".csv", ".tsv"} else ""
             advice = "" if format.fixed else f"; set `{setting}=...`"
             raise UserError(f"{path}: no column {wanted!r} among {found}{advice}{hint}")
-
-
-def _extension(path: Path) -> str:
-    return unpacked_name(path).suffix
-
-
-def unpacked_name(path: Path) -> Path:
-    """Path without its compression suffix."""
-    return path.with_suffix("") if path.suffix in DECOMPRESSORS else path
-
-
-@contextmanager
-def opened(
-    path: Path, limits: Limits = DEFAULT_LIMITS, any_encoding: bool = False, pipes: bool = False
-) -> Iterator[io.BufferedReader]:
-    """Open a file that may be compressed, and turn what goes wrong into a `UserError`.
-
-    Text is UTF-8, and a byte order mark is skipped, unless the caller handles `any_encoding`.
-    """
-    with (
-        read_errors(path, pipes),
-        path.open("rb", buffering=0) as file,
-        decompressed(file, path, limits, any_encoding) as stream,
-    ):
-        yield stream
-
-
-def decompressed(file: io.FileIO, path: Path, limits: Limits, any_encoding: bool = False) -> io.BufferedReader:
-    if path.suffix in DECOMPRESSORS and path.stat().st_size:  # an empty file is not a gzip file
-        stream = limited(DECOMPRESSORS[path.suffix](file), file.tell, path, limits)
-    else:
-        stream = io.BufferedReader(file, 1 << 18)
-    if not any_encoding and _extension(path) != ".parquet":
-        skip_byte_order_mark(stream, path)
-    return stream
-
-
-def skip_byte_order_mark(stream: io.BufferedReader, path: Path) -> None:
-    """Skip the byte order mark of UTF-8, and refuse UTF-16 (with and without a mark) and UTF-32."""
-    head = stream.peek(512)[:512]
-    encoding = next((name for mark, name in BYTE_ORDER_MARKS.items() if head.startswith(mark)), None)
-    zeros = [head[place::2].count(0) for place in (0, 1)]
-    if encoding is None and 4 * min(zeros) < max(zeros) > len(head) // 4:  # ASCII has one in every second place
-        encoding = "UTF-16LE" if zeros[1] > zeros[0] else "UTF-16BE"
-    if encoding:
-        raise UserError(f"{path} is {encoding}, not UTF-8: convert it, for example with iconv -f {encoding} -t UTF-8")
-    if head.startswith(UTF8):
-        stream.read(len(UTF8))
-
-
-def read_all(stream: IO[bytes], path: Path) -> bytes:
-    """Read a file that is small enough to be one line."""
-    longest = DEFAULT_LIMITS.line_bytes
-    content = stream.read(longest + 1)
-    if len(content) > longest:
-        raise UserError(f"{path} is too large: over {longest // MB} MB")
-    return content
-
-
-@contextmanager
-def read_errors(path: Path, pipes: bool = True) -> Iterator[None]:
-    """Turn errors of reading a file into a one-line `UserError`; without `pipes`, also a pipe, which may block."""
-    try:
-        if not pipes and path.is_fifo():
-            raise UserError(f"{path} is a pipe: corpora are read more than once, so save it as a file")
-        yield
-    except FileNotFoundError:
-        raise UserError(f"no such file: {path}") from None
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error, csv.Error, pa.ArrowException) as error:
-        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise UserError(f"{path}: cannot be read: {reason}") from None

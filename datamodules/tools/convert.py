@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 from datamodules.corpora.sparse_files import EXTENSION, FEATURES, LABELS, Names, SparseFormat, is_feature
 from datamodules.prepare.corpus import Corpus, Source
 from datamodules.prepare.file_source import FileSource
-from datamodules.prepare.readers import DECOMPRESSORS, ROWS_PER_PROGRESS, Document, unpacked_name
+from datamodules.prepare.opening import DECOMPRESSORS, extension_of
+from datamodules.prepare.readers import ROWS_PER_PROGRESS, Document
 from datamodules.prepare.tokens import normalize
 from datamodules.prepare.vocabulary import WORD, parse_feature
 from datamodules.tools.locate import header_of
@@ -78,11 +79,11 @@ class Converter:
         source = corpus.sources[split]
         with progress_bar(f"Converting {split}") as bar, atomic_write(path) as aside:
             documents = source.read(bar(source.size))
-            if unpacked_name(path).suffix == EXTENSION:
+            if extension_of(path) == EXTENSION:
                 sparse = SparseTarget.beside(path, source, pending, self.features or corpus.has_features)
                 self.remarks.update(sparse.write(aside, documents))
             else:
-                WRITERS[unpacked_name(path).suffix](self, aside, documents)
+                WRITERS[extension_of(path)](self, aside, documents)
 
     def _write_json(self, path: Path, documents: Iterable[Document]) -> None:
         with compressed(path) as file:
@@ -125,7 +126,7 @@ WRITERS |= {".txt": Converter._write_lines, ".parquet": Converter._write_parquet
 
 
 def check_ending(path: Path) -> None:
-    kind = unpacked_name(path).suffix
+    kind = extension_of(path)
     if kind not in {*WRITERS, EXTENSION} or (kind == ".parquet" and path.suffix in DECOMPRESSORS):
         raise UserError(f"cannot write {path}: {ENDINGS}")
 
@@ -243,7 +244,7 @@ class SparseTarget:
 def siblings(path: Path) -> list[Path]:
     """Other sparse files in the folder of a file."""
     files = [file for file in sorted(path.parent.iterdir()) if not file.name.startswith(".") and file != path]
-    return [file for file in files if unpacked_name(file).suffix == EXTENSION]
+    return [file for file in files if extension_of(file) == EXTENSION]
 
 
 def compressing(file: IO[bytes], suffix: str) -> AbstractContextManager[IO[bytes]]:

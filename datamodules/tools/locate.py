@@ -11,7 +11,8 @@ from datamodules.corpora.text_files import SUFFIXES as TEXT_SUFFIXES
 from datamodules.corpora.text_files import files_in
 from datamodules.prepare.corpus import Corpus, Source
 from datamodules.prepare.file_source import FileSource, file_corpus
-from datamodules.prepare.readers import Document, Format, opened, unpacked_name
+from datamodules.prepare.opening import extension_of, opened
+from datamodules.prepare.readers import Document, Format
 from zoo.core.errors import LARGEST, UserError
 
 ANY_NUMBER = LARGEST  # of bad rows: they are counted, but never an error
@@ -40,7 +41,7 @@ def corpus_at(path: Path, format: Format, max_bad_rows: int = ANY_NUMBER) -> Cor
 
 def is_sparse(path: Path) -> bool:
     """Whether a file contains features: `.xmc`, or `.txt` with a header of three numbers."""
-    kind = unpacked_name(path).suffix
+    kind = extension_of(path)
     return kind == EXTENSION or (kind == ".txt" and header_of(path) is not None)
 
 

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from datamodules.prepare.corpus import SPLITS, Corpus, Prepared
+from datamodules.prepare.corpus import SPLITS, Corpus
+from datamodules.prepare.preparation import Prepared
 from zoo.core.console import progress_bar
 from zoo.core.metrics import FEW, MEDIUM
 

@@ -16,7 +16,7 @@ from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
 from heads.attention.blockwise import Labels, Score, Tensors, apply, blockwise_loss, label_chunks, split_documents
 from heads.base import DenseHead, TransitionContext, check_low
-from heads.losses import Loss, MakeLoss
+from heads.loss_base import Loss, MakeLoss
 from zoo.core.errors import UserError
 
 TINY = 1e-6  # norm below which a centered label text is no direction

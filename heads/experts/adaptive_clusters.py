@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
 from heads.base import Head, Ranking, probabilities, top_candidates, top_labels
-from heads.losses import BCE, MakeLoss
+from heads.loss_base import MakeLoss
+from heads.losses import BCE
 from zoo.core.errors import UserError, check_range, check_width
 
 MAX_PRIOR = 0.99  # bound of initial probabilities: a sigmoid closer to 1 learns slowly

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
 from heads.base import DenseHead, TransitionContext
-from heads.losses import MakeLoss
+from heads.loss_base import MakeLoss
 from heads.transfer.transfer_map import cell_means, label_pairs
 from zoo.core.errors import check_low, check_width
 

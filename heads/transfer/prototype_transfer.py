@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
 from heads.base import DenseHead, Ranking, TransitionContext, ranked
-from heads.losses import BCE, MakeLoss
+from heads.loss_base import MakeLoss
+from heads.losses import BCE
 from heads.tail.platt import mean_of_sigmoids
 from heads.transfer.transfer_map import (
     attend,
@@ -20,6 +21,7 @@ from heads.transfer.transfer_map import (
     choose_ridge,
     draw_documents,
     having,
+    head_mask,
     joined,
     label_pairs,
     solve_adam,
@@ -129,7 +131,7 @@ class PrototypeTransfer(DenseHead):
         self.register_buffer("support", torch.zeros(space.num_labels, dtype=torch.long))
         self.register_buffer("ready", torch.tensor(False))
         self.is_ready = False  # `ready` as a Python value: reading a buffer would make a GPU wait
-        self._index(_head_mask(space, tail_labels, tail_count))
+        self._index(head_mask(space, tail_labels, tail_count))
         num_head, num_tail = len(self.head_labels), len(self.tail_labels)
         self.head = nn.Parameter((torch.rand(num_head, self.width) * 2 - 1) / self.width**0.5)
         # Without labels it gets no gradient, which DDP would wait for.
@@ -346,14 +348,3 @@ class PrototypeTransfer(DenseHead):
         self.head.copy_(self.head_weights())  # the change is relative to the length that scores see
         self.head[column[is_head]] += change[is_head]
         self.tail[:, column[~is_head] - len(self.head)] += change[~is_head]
-
-
-def _head_mask(space: LabelSpace, tail_labels: int | None, tail_count: int) -> Tensor:
-    mask = space.head_by_count(tail_count + 1) if tail_labels is None else space.head_by_tail_size(tail_labels)
-    if not mask.any():
-        option = f"tail_count={tail_count}" if tail_labels is None else f"tail_labels={tail_labels}"
-        raise UserError(f"all {len(mask)} labels are tail, so there are no head labels: lower `{option}`")
-    if mask.all() and tail_labels is None:
-        reason = f"no label has {tail_count} training documents or fewer"
-        raise UserError(f"{reason}: raise `tail_count`, or set `tail_labels=0` to train all labels together")
-    return mask

@@ -12,9 +12,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from datamodules.batch import Targets
+from datamodules.batch import LabelSpace, Targets
+from zoo.core.errors import UserError
 
 RIDGES = (1e-3, 10**-2.5, 1e-2, 10**-1.5, 1e-1, 10**-0.5, 1.0)
+
+
+def head_mask(space: LabelSpace, tail_labels: int | None, tail_count: int) -> Tensor:
+    """Mask of the head labels, at least one; see `PrototypeTransfer` for the settings."""
+    mask = space.head_by_count(tail_count + 1) if tail_labels is None else space.head_by_tail_size(tail_labels)
+    if not mask.any():
+        option = f"tail_count={tail_count}" if tail_labels is None else f"tail_labels={tail_labels}"
+        raise UserError(f"all {len(mask)} labels are tail, so there are no head labels: lower `{option}`")
+    if mask.all() and tail_labels is None:
+        reason = f"no label has {tail_count} training documents or fewer"
+        raise UserError(f"{reason}: raise `tail_count`, or set `tail_labels=0` to train all labels together")
+    return mask
 
 
 def draw_documents(

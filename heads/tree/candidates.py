@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from backbones.base import Features
 from heads.attention.attentionxml import SharedNetwork
 from heads.attention.blockwise import Labels, Tensors, blockwise_loss, split_documents
-from heads.losses import BCE, Loss
+from heads.loss_base import Loss
+from heads.losses import BCE
 
 MAX_FAN = 4096  # bounds the fan in Xavier's formula: very wide levels would start near zero, with uniform attention
 

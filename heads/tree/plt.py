@@ -18,7 +18,8 @@ from datamodules.batch import LabelSpace, Targets
 from heads.attention.attentionxml import check_hidden
 from heads.attention.label_attention import attention
 from heads.base import Head, Ranking, TransitionContext, top_candidates
-from heads.losses import BCE, MakeLoss
+from heads.loss_base import MakeLoss
+from heads.losses import BCE
 from heads.tree.candidates import AttentionLevel, Level
 from heads.tree.label_tree import balanced_clusters, level_widths, pifa
 from heads.tree.search import LabelTree, averaged, likely

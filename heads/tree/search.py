@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from backbones.base import Features
 from datamodules.batch import Targets
-from heads.losses import Loss
+from heads.loss_base import Loss
 from heads.tree.candidates import Level
 from heads.tree.label_tree import ancestor, children
 from zoo.core.errors import UserError

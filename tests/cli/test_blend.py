@@ -13,7 +13,7 @@ from tests.cli.test_experiments import TINY as FEWER
 from tests.support.errors import raises
 from zoo.commands.main import main
 from zoo.core.errors import UserError
-from zoo.core.run_folder import read_runs
+from zoo.core.run_search import read_runs
 from zoo.training.checkpoint import read_checkpoint, write_checkpoint
 
 TINY = [*FEWER, "--data.num_documents=400"]

@@ -11,7 +11,8 @@ import pytest
 from zoo.analysis.pairs import read_tested
 from zoo.commands.main import main
 from zoo.commands.verbs import as_one_list
-from zoo.core.run_folder import RunFolder, read_runs
+from zoo.core.run_folder import RunFolder
+from zoo.core.run_search import read_runs
 
 HEAVY = {"torch", "pytorch_lightning", "callbacks", "heads", "datamodules.base", "datamodules.batch"}
 

@@ -8,7 +8,7 @@ import zoo
 from tests.support.errors import raises
 from zoo.commands.main import main
 from zoo.core.errors import UserError
-from zoo.core.run_folder import read_runs
+from zoo.core.run_search import read_runs
 from zoo.training.checkpoint import read_checkpoint, write_checkpoint
 
 TEXT = "word1 word2 word3"

@@ -157,7 +157,7 @@ def test_full_disk(fails, tiny, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("datamodules.prepare.corpus.RowWriter.write_batch", full)
+    monkeypatch.setattr("datamodules.prepare.preparation.RowWriter.write_batch", full)
     fails("fit", "--config", str(tiny), names=["disk"])
     assert not [p for p in (tmp_path / "cache").iterdir() if p.is_dir()]
 

@@ -19,7 +19,8 @@ from heads import Ranking
 from zoo.commands.output import print_summary
 from zoo.commands.rerank import corpus_of, slices, take
 from zoo.core.errors import UserError
-from zoo.core.run_folder import CHECKPOINTS, RunFolder, read_runs
+from zoo.core.run_folder import CHECKPOINTS, RunFolder
+from zoo.core.run_search import read_runs
 from zoo.training.checkpoint import read_checkpoint
 from zoo.training.ensemble_tagger import EnsembleTagger
 from zoo.training.loggers import make_unique_folder

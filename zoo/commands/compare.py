@@ -12,7 +12,8 @@ from zoo.commands.output import opened_output
 from zoo.core.console import note
 from zoo.core.errors import MAX_SEED, UserError, check_range
 from zoo.core.metrics import averaged_over_all
-from zoo.core.run_folder import LABELS, RunFolder, read_runs
+from zoo.core.run_folder import LABELS, RunFolder
+from zoo.core.run_search import read_runs
 
 if TYPE_CHECKING:
     from zoo.analysis.pairs import Pair

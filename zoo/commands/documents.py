@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from datamodules.prepare.readers import READERS, Format, RowError, opened, read_errors, unpacked_name
+from datamodules.prepare.opening import RowError, extension_of, opened, read_errors
+from datamodules.prepare.readers import READERS, Format
 from zoo.core.errors import UserError
 
 JSON = {".jsonl", ".ndjson", ".json"}
@@ -24,7 +25,7 @@ Row = tuple[Any, str]  # id and text
 
 def documents(source: str, text_column: str, id_column: str, max_length: int) -> Iterator[Row]:
     """Id and text of each document; the id is its number if it has none."""
-    kind = unpacked_name(Path(source)).suffix if source != "-" else ""
+    kind = extension_of(Path(source)) if source != "-" else ""
     if kind == SPARSE:
         import datamodules.corpora.sparse_files  # noqa: F401  # adds its reader; imports Lightning
     if kind in {*TABLES, SPARSE}:

@@ -11,7 +11,7 @@ from zoo.commands.output import opened_output
 from zoo.core.console import note
 from zoo.core.errors import UserError
 from zoo.core.extras import require_extra
-from zoo.core.run_folder import read_runs
+from zoo.core.run_search import read_runs
 
 
 def report(runs: list[str], *, out: str = "report", partial: bool = False) -> None:

@@ -20,7 +20,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "heads": Kind("heads", "heads.base:Head"),
-    "losses": Kind("heads.losses", "heads.losses:Loss"),
+    "losses": Kind("heads.losses", "heads.loss_base:Loss"),
     "features": Kind("heads.blend", "heads.blend.features:PairFeatures"),
     "backbones": Kind("backbones", "backbones.base:Backbone"),
     "datamodules": Kind("datamodules", "datamodules.base:TextDataModule"),

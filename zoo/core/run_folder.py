@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +14,8 @@ from zipfile import ZipFile, is_zipfile
 import numpy as np
 
 from zoo.core.console import note
-from zoo.core.errors import UserError, first_line
+from zoo.core.csv_log import read_log, write_log
+from zoo.core.errors import first_line
 from zoo.core.files import atomic_write
 from zoo.core.metrics import COSTS, RANKING_METRICS
 from zoo.core.ragged import Lists, distinct_pairs
@@ -32,11 +31,9 @@ PREDICTIONS = "predictions.parquet"
 LABELS = "labels.parquet"
 EVIDENCE = "evidence.npz"
 CHECKPOINTS = "checkpoints"
-MAX_NOTED = 3  # partial runs in a note
 MAX_RESULTS, MAX_EVIDENCE = 2**26, 2**31  # bytes; larger files are not of a run
 ROUNDING = 1e-6  # of metrics, which are means in single precision
 TEXT_COLUMNS = {"id", "label", "text"}
-NO_RUNS_INSIDE = {CHECKPOINTS, "wandb"}
 FACTS = ("data", "experiment", "head", "backbone", "seed", "split", "run")  # keys that runs can be grouped by
 
 
@@ -329,48 +326,6 @@ class RunFolder:
             temporary.write_text(text, "utf8")
 
 
-def read_runs(paths: Sequence[str | Path], partial: bool = False) -> list[RunFolder]:
-    """Read the finished runs in these folders and below, without duplicates; notes name those that are skipped.
-
-    Args:
-        paths: run folders, or folders that contain them.
-        partial: also return partial runs.
-    """
-    runs: dict[Path, RunFolder] = {}
-    for path in map(Path, paths):
-        if not path.is_dir():
-            what = "is a file: give the run folder that it is in" if path.exists() else "does not exist"
-            raise UserError(f"{path} {what}")
-        found = list(run_folders(path))
-        if not found:
-            note(f"{path}: no run folders in it")
-        for folder in found:
-            resolved = folder.resolve()
-            if resolved in runs:
-                continue
-            try:
-                runs[resolved] = RunFolder.read(folder)
-            except (OSError, ValueError) as error:
-                note(f"skipping {folder}: {first_line(error)}")
-    left_out = [] if partial else [run for run in runs.values() if run.partial]
-    if left_out:
-        shown = [f"{run} ({', '.join(run.partial)})" for run in left_out[:MAX_NOTED]]
-        more = f" and {len(left_out) - MAX_NOTED} more" if len(left_out) > MAX_NOTED else ""
-        note(f"leaving out partial runs, which are no results: {', '.join(shown)}{more}; add them with `--partial`")
-    whole = [run for run in runs.values() if run not in left_out]
-    if not whole:
-        raise UserError(f"no finished run in {', '.join(map(str, paths))}: a run ends by writing {RESULTS}")
-    return whole
-
-
-def run_folders(path: Path) -> Iterator[Path]:
-    """Find run folders: this folder and those below it, sorted by name."""
-    for folder, inside, files in os.walk(path):
-        inside[:] = sorted(set(inside) - NO_RUNS_INSIDE)
-        if CONFIG in files or RESULTS in files:
-            yield Path(folder)
-
-
 def own_file(folder: Path, name: str) -> Path:
     """Path of a file in a run folder; raises OSError if it is a link out of the folder."""
     if not (folder / name).resolve().is_relative_to(folder.resolve()):
@@ -383,21 +338,6 @@ def check_whole(column: pa.ChunkedArray) -> None:
     items = column.combine_chunks()
     if items.null_count or (hasattr(items, "values") and items.values.null_count):
         raise ValueError("it has empty cells")
-
-
-def read_log(file: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Read the columns and the complete rows of a CSV file; a killed process may leave an incomplete last line."""
-    text = file.read_text("utf8", errors="replace") if file.is_file() else ""
-    reader = csv.DictReader(text.split("\n")[:-1])
-    rows = [row for row in reader if None not in row and None not in row.values()]
-    return list(reader.fieldnames or []), rows
-
-
-def write_log(file: Path, columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> None:
-    with atomic_write(file) as temporary, temporary.open("w", encoding="utf8", newline="") as out:
-        writer = csv.DictWriter(out, fieldnames=columns)
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def is_number(value: Any) -> bool:

@@ -21,9 +21,9 @@ from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
 from pytorch_lightning.loggers.csv_logs import ExperimentWriter
 
 from zoo.core.console import is_first_process, note
+from zoo.core.csv_log import read_log, write_log
 from zoo.core.errors import UserError, first_line
 from zoo.core.lightning_internals import drop_anonymous
-from zoo.core.run_folder import read_log, write_log
 from zoo.core.run_lock import lock_run
 
 FOLDER_VARIABLE = "ZOO_RUN_FOLDER"  # passes the run folder on to the processes that DDP starts

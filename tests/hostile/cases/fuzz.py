@@ -101,8 +101,8 @@ def read_corpus(path: Path) -> None:
 
 
 def prepare_corpus(path: Path) -> None:
-    from datamodules.prepare.corpus import Settings, prepare
     from datamodules.prepare.file_source import file_corpus
+    from datamodules.prepare.preparation import Settings, prepare
     from datamodules.prepare.readers import Format
 
     prepared = prepare(file_corpus("fuzz", {"train": path}, Format(), 10), Settings(), path.parent / "cache")

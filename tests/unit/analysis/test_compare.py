@@ -18,7 +18,7 @@ from zoo.analysis.templating import render
 from zoo.commands.compare import compare
 from zoo.core import run_folder
 from zoo.core.errors import UserError
-from zoo.core.run_folder import read_runs
+from zoo.core.run_search import read_runs
 
 CONFIG = "seed_everything: {seed}\nname: {name}\nruns: {folder}\nmodel:\n  head: {{class_path: heads.Linear, \
 init_args: {{dropout: {dropout}}}}}\nstages:\n- {{name: main, epochs: {epochs}}}\n"

@@ -12,7 +12,8 @@ from zoo.analysis.pairs import read_tested
 from zoo.analysis.sheets import Cell, Sheet, csv_cell, to_markdown, to_terminal
 from zoo.core.console import terminal_output
 from zoo.core.errors import UserError, printable
-from zoo.core.run_folder import RunFolder, read_runs
+from zoo.core.run_folder import RunFolder
+from zoo.core.run_search import read_runs
 from zoo.core.settings import parse_yaml, read_yaml
 
 PREDICTIONS = {

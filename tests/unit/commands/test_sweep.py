@@ -47,7 +47,7 @@ def test_a_grid_is_run_in_order_with_all_seeds_and_compared(sweeps):
 
 def test_the_runs_of_a_setting_share_a_name_and_are_compared_as_one_row(sweeps):
     from zoo.analysis.comparison import compare_runs
-    from zoo.core.run_folder import read_runs
+    from zoo.core.run_search import read_runs
 
     sweeps.run("--grid", "x=1,3", "--seeds=3")
     (part,) = compare_runs(read_runs([sweeps.folder / "out"])).parts

@@ -10,7 +10,8 @@ import pytest
 
 from zoo.core import run_folder
 from zoo.core.errors import UserError
-from zoo.core.run_folder import RunFolder, read_runs
+from zoo.core.run_folder import RunFolder
+from zoo.core.run_search import read_runs
 from zoo.core.settings import flattened
 
 CONFIG = """

@@ -6,7 +6,7 @@ import pytest
 
 from datamodules import TextFiles
 from datamodules.prepare.cache import MANIFEST
-from datamodules.prepare.corpus import FILES, VOCABULARY
+from datamodules.prepare.preparation import FILES, VOCABULARY
 from datamodules.prepare.tokens import WordTokenizer
 from tests.support.corpora import document, write_jsonl
 from tests.support.errors import raises
@@ -98,7 +98,7 @@ def test_unreadable_files_are_prepared_again(tmp_path, monkeypatch, caplog):
 
     with monkeypatch.context() as patch:
         patch.setattr("datamodules.prepare.cache.crc32", lambda *args: refuse("x"))  # root may read everything
-        patch.setattr("datamodules.prepare.corpus.write_manifest", lambda *args: None)
+        patch.setattr("datamodules.prepare.preparation.write_manifest", lambda *args: None)
         assert make(tmp_path).space.reference_documents == 40
     assert any("Permission denied" in record.getMessage() for record in caplog.records)
     assert make(tmp_path).prepared.folder == folder

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from datamodules import TextFiles
-from datamodules.prepare import corpus as prepare
-from datamodules.prepare.corpus import Settings
+from datamodules.prepare import preparation as prepare
+from datamodules.prepare.preparation import Settings
 from datamodules.prepare.rows import CHUNK, RowWriter
 from datamodules.prepare.tokens import WordTokenizer
 from tests.support.corpora import document, write_jsonl

@@ -12,7 +12,8 @@ MEGABYTES = 25  # tolerance for the allocator; the texts of the additional docum
 MEASURE = """
 import json, sys, threading
 from pathlib import Path
-from datamodules.prepare.corpus import Corpus, Settings, prepare
+from datamodules.prepare.corpus import Corpus
+from datamodules.prepare.preparation import Settings, prepare
 from datamodules.prepare.readers import Document
 
 

@@ -13,16 +13,8 @@ from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
 from heads import DXML, AttentionXML, Linear
 from heads.attention.label_attention import labelwise_loss, sample_labels
-from heads.losses import (
-    BCE,
-    Asymmetric,
-    ClassBalanced,
-    DistributionBalanced,
-    Focal,
-    Loss,
-    PropensityBCE,
-    SquaredHinge,
-)
+from heads.loss_base import Loss
+from heads.losses import BCE, Asymmetric, ClassBalanced, DistributionBalanced, Focal, PropensityBCE, SquaredHinge
 from heads.tree.candidates import Level
 from tests.contract.test_pairs import HEADS, OWN, Pair, build, documents, enter, train
 from zoo.core.errors import UserError
