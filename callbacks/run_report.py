@@ -37,6 +37,7 @@ from zoo.core.metrics import (
     percent,
 )
 from zoo.core.run_folder import RunFolder
+from zoo.training.calibration import KINDS
 from zoo.training.ranking_model import BackboneWithHead
 
 COMMON = {*RANKING_METRICS, "microF1", "macroF1", "threshold"}  # of all heads; others belong to one head
@@ -179,6 +180,11 @@ def tables(title: str, metrics: Mapping[str, float]) -> Group:
     fixed = f"{THRESHOLD:g}"
     f1 = {at: [percent(metrics[f"{kind}F1@{at}"]) for kind in ("micro", "macro")] for at in (fixed, "tuned")}
     line = "micro-F1 {} and macro-F1 {} at {}"
+    calibrated = {
+        kind: [percent(metrics[f"{mean}F1@{kind}"]) for mean in ("micro", "macro")]
+        for kind in KINDS
+        if f"microF1@{kind}" in metrics
+    }
     own = [name for name in metrics if "/" not in name and name.partition("@")[0] not in COMMON]
     return Group(
         f"\n[bold]{escape(title)}[/]",
@@ -188,6 +194,7 @@ def tables(title: str, metrics: Mapping[str, float]) -> Group:
         *([", ".join(f"{name} {percent(metrics[name])}" for name in own)] if own else []),
         line.format(*f1[fixed], fixed),
         line.format(*f1["tuned"], f"{metrics['threshold']:.3f}, the threshold tuned on validation"),
+        *(line.format(*values, f"calibrated thresholds: {kind}") for kind, values in calibrated.items()),
     )
 
 

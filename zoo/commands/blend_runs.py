@@ -70,7 +70,7 @@ def blend(
     check_range(0, MAX_SEED, seed=seed)
     members = read_members(runs, device, trust or ())
     check_same_documents(members)
-    data = words_of(members, label_texts, max_length, trust or ())
+    data = words_of([member.tagger for member in members], label_texts, max_length, trust or ())
     init: dict[str, Any] = {"candidates": candidates, "exponent": exponent, "ranker": {"trees": trees}}
     head_names = unique_names(members)
     init["members"] = dict.fromkeys(head_names, "heads.blend.Proposals")
@@ -121,13 +121,13 @@ def check_same_documents(members: Sequence[Member]) -> None:
 
 
 def words_of(
-    members: Sequence[Member], label_texts: str | None, max_length: int, trust: Sequence[str]
+    members: Sequence[Tagger], label_texts: str | None, max_length: int, trust: Sequence[str]
 ) -> TextDataModule:
-    """The corpus of the runs as words, or as features if it has no texts."""
-    configs = [yaml.safe_load(member.tagger.module.config_text or "")["data"] for member in members]
+    """The corpus of the models as words, or as features if it has no texts."""
+    configs = [yaml.safe_load(member.module.config_text or "")["data"] for member in members]
     config: dict[str, Any] = configs[0]
     settings = config.setdefault("init_args", {})
-    if not members[0].tagger.vocabulary.has_values:
+    if not members[0].vocabulary.has_values:
         settings |= {"tokenizer": "word", "max_length": max_length, "vectors": None}
     known = [file for one in configs if (file := one["init_args"].get("label_texts"))]
     if label_texts or known:

@@ -51,8 +51,11 @@ def best_threshold(members: Sequence[Member]) -> float:
 def ranked(members: Sequence[Member], split: str) -> Ranking:
     """Mean ranking of the documents of a split."""
     rankings = [member.rankings(split, DEPTH) for member in members]
-    parts = [
-        mean_ranking([take(one, block) for one in rankings], rankings[0].labels.shape[1])
-        for block in slices(len(rankings[0].labels))
-    ]
+    return mean_of(rankings, rankings[0].labels.shape[1])
+
+
+def mean_of(rankings: Sequence[Ranking], depth: int) -> Ranking:
+    """Mean of rankings of many documents, block by block."""
+    blocks = slices(len(rankings[0].labels))
+    parts = [mean_ranking([take(one, block) for one in rankings], depth) for block in blocks]
     return Ranking(torch.cat([part.scores for part in parts]), torch.cat([part.labels for part in parts]))

@@ -22,6 +22,7 @@ OWN_PARSERS = {  # they pass other options on to `zoo fit`
 COMMANDS = {  # typed functions, imported when they are called
     "predict": "zoo.commands.predict:predict",
     "add-labels": "zoo.commands.add_labels:add_labels",
+    "calibrate": "zoo.commands.calibrate:calibrate",
     "rerank": "zoo.commands.rerank:rerank",
     "ensemble": "zoo.commands.ensemble:ensemble",
     "blend": "zoo.commands.blend_runs:blend",
@@ -39,7 +40,7 @@ COMMANDS = {  # typed functions, imported when they are called
 DATA = "list, prepare, convert and check corpora"
 SECTIONS = {
     "train and evaluate": ("fit", "validate", "test", "sweep", "reproduce"),
-    "use a trained model": ("predict", "add-labels", "rerank", "ensemble", "blend", "tree"),
+    "use a trained model": ("predict", "calibrate", "add-labels", "rerank", "ensemble", "blend", "tree"),
     "analyze runs": ("compare", "report"),
     "data and components": ("data", "list"),
 }

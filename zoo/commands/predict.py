@@ -49,7 +49,7 @@ def predict(
     Examples:
         zoo predict --ckpt best.ckpt --input docs.jsonl --out labels.jsonl
         echo 'a document' | zoo predict --ckpt best.ckpt --input - --k 3
-        zoo predict --ckpt calibrated.ckpt --input docs.jsonl --threshold auto --explain
+        zoo predict --ckpt best.ckpt --input docs.jsonl --explain
     """
     check_limits(k, 0.0 if threshold == "tuned" else threshold)
     check_low(1, batch_size=batch_size, max_line_length=max_line_length)

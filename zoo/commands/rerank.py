@@ -153,6 +153,9 @@ def wrapped(path: str, settings: dict[str, Any], trust: Sequence[str]) -> Rankin
     model = stored.config["model"] | {"head": head}
     config = stored.config | {"model": model, "stages": None}  # stages are for the inner head
     stored.config_text = yaml.safe_dump(config, sort_keys=False)
+    if stored.calibration is not None:
+        note(f"{path} is calibrated: re-ranked scores are not, calibrate them again")
+        stored.calibration = None
     return finish(module, stored, content)
 
 

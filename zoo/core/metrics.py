@@ -24,6 +24,7 @@ MONITOR = "val/nDCG@5"  # default of early stopping, the best checkpoint and swe
 HEADLINE_METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@3", "PSP@5")  # columns of short tables
 PART_METRICS = ("P", "nDCG", "PSP", "PSnDCG", "macroF")  # logged for the parts of a head, such as experts
 THRESHOLD = 0.5  # fixed threshold of F1, reported beside the tuned one
+BINS = 15  # of scores, for calibration errors
 FEW, MEDIUM = 20, 100  # maximum number of training documents of a label in these frequency classes
 FREQUENCY_CLASSES = ("few", "medium", "many")
 COSTS = ("seconds", "parameters", "memory")  # memory in MB
@@ -124,6 +125,21 @@ LABEL_METRICS: dict[str, Callable[[Floats, Floats, Floats], Floats]] = {
     "R": lambda hits, predicted, support: hits / np.maximum(support, 1),
     "F": f1,
 }
+
+
+def reliability(scores: Floats, hits: Bools, bins: int = BINS) -> tuple[Floats, Floats, Floats]:
+    """Number of candidates, their mean score and their share of hits in bins of equal width, (bins,) each."""
+    cells = np.minimum((np.asarray(scores, np.float64) * bins).astype(int), bins - 1)
+    sizes = np.bincount(cells, minlength=bins).astype(float)
+    sums = (np.bincount(cells, values, bins) for values in (scores, hits))
+    mean, share = (total / np.maximum(sizes, 1) for total in sums)
+    return sizes, mean, share
+
+
+def calibration_error(scores: Floats, hits: Bools, bins: int = BINS) -> float:
+    """Expected calibration error: |mean score - share of hits|, averaged over the candidates (Guo et al. 2017)."""
+    sizes, mean, share = reliability(scores, hits, bins)
+    return float((sizes * np.abs(mean - share)).sum() / max(sizes.sum(), 1))
 
 
 def discount(places: NDArray[np.int64]) -> Floats:

@@ -84,9 +84,13 @@ class Calibration:
         order = scores.masked_fill(ranking.labels < 0, -1).argsort(dim=1, descending=True, stable=True)[:, :k]
         return Ranking(scores.gather(1, order), ranking.labels.gather(1, order))
 
+    def depth(self, k: int) -> int:
+        """Number of labels to rank before calibration, for the k best afterwards."""
+        return min(max(k, self.candidates), len(self.counts))
+
     def rank(self, rank: Callable[[int], Ranking], k: int) -> Ranking:
         """Calibrate what `rank` finds, which gets the number of labels that it must find."""
-        return self.ranked(rank(max(k, min(self.candidates, len(self.counts)))), k)
+        return self.ranked(rank(self.depth(k)), k)
 
     def grown(self, space: LabelSpace) -> Calibration:
         """The same for a label space with more labels."""

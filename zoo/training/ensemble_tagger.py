@@ -32,13 +32,12 @@ class EnsembleTagger(Tagger):
         threshold: score threshold with the best micro-F1 on the validation documents.
     """
 
-    own_calibration: Calibration | None = None  # of the ensemble; that of a member changes what it gives to it
-
     def __init__(self, members: Sequence[Tagger], contents: Sequence[dict[str, Any]], threshold: float = 0.5) -> None:
         if len(members) < 2:
             raise UserError(f"an ensemble needs at least two models, not {len(members)}")
         super().__init__(members[0].module, members[0].batch_size)
         self.members, self.contents, self.tuned = list(members), list(contents), threshold
+        self.own_calibration: Calibration | None = None  # of the ensemble; members may have theirs
         for number, member in enumerate(self.members, 1):
             if member.names != self.names:
                 raise UserError(f"model {number} has other labels than the first one: train them on the same documents")
@@ -47,9 +46,19 @@ class EnsembleTagger(Tagger):
     def threshold(self) -> float:
         return self.tuned
 
+    @threshold.setter
+    def threshold(self, value: float) -> None:
+        check_range(0, 1, threshold=value)
+        self.tuned = float(value)
+
     @property
     def calibration(self) -> Calibration | None:
+        """Calibration of the ensemble; those of members change what these contribute."""
         return self.own_calibration
+
+    @calibration.setter
+    def calibration(self, value: Calibration | None) -> None:
+        self.own_calibration = value
 
     def add_labels(self, examples: Iterable[tuple[str, Sequence[str]]], update: bool = False) -> Self:
         raise UserError("an ensemble cannot learn labels: add them to its models, and combine these again")
@@ -82,8 +91,8 @@ class EnsembleTagger(Tagger):
             return made
 
     def rank_texts(self, texts: list[str], k: int) -> tuple[Ranking, Tensor]:
-        depth = max(k, min(DEPTH, len(self.names)), self.calibration.candidates if self.calibration else 0)
-        ranking, known = self.combined(texts, min(depth, len(self.names)))
+        depth = max(k, min(DEPTH, len(self.names)))
+        ranking, known = self.combined(texts, self.calibration.depth(depth) if self.calibration else depth)
         return (truncate(ranking, k) if self.calibration is None else self.calibration.ranked(ranking, k)), known
 
     def combined(self, texts: list[str], depth: int) -> tuple[Ranking, Tensor]:

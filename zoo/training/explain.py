@@ -32,8 +32,8 @@ Lookups = list[tuple[Tensor, Tensor]]  # ids and vectors of each use of an embed
 def explanations(tagger: Tagger, texts: list[str], labels: Tensor) -> Explanations:
     """What speaks for `labels` (texts, n), the best ones of each text; nothing for label -1."""
     found: Explanations = [[()] * labels.shape[1] for _ in texts]
-    wanted, most = labels.to(tagger.module.device), tagger.calibration.candidates if tagger.calibration else 1
-    depth = min(max(DEPTH, labels.shape[1], most), len(tagger.names))
+    wanted, depth = labels.to(tagger.module.device), min(max(DEPTH, labels.shape[1]), len(tagger.names))
+    depth = tagger.calibration.depth(depth) if tagger.calibration else depth
     for rows, batch in tagger.batches(texts, [[] for _ in texts]):
         weights = contributions(tagger.module, batch, wanted[rows], depth)
         for i, row in enumerate(rows):

@@ -17,12 +17,15 @@ from datamodules import Batch, LabelSpace, TextDataModule
 from datamodules.prepare.corpus import SPLITS
 from datamodules.prepare.vocabulary import Vocabulary
 from heads import Ranking
+from heads.tail.rankings import truncate
 from zoo.core.console import note
 from zoo.core.errors import WIDEST, UserError, check_numbers, check_range, first_line
 from zoo.core.lightning_internals import allow_clipping
 from zoo.core.metrics import KS, PART_METRICS
+from zoo.training.calibration import Calibration
 from zoo.training.finite import non_finite, shortened
 from zoo.training.known_vectors import KnownVectors, of_vectors, reads_vectors_only
+from zoo.training.matching import load_matching
 from zoo.training.optimizers import (
     average_sparse_gradients_after,
     check_dense_parameters,
@@ -32,9 +35,10 @@ from zoo.training.optimizers import (
     sparse_parameters,
 )
 from zoo.training.ranking_metrics import RankingMetrics
-from zoo.training.ranking_model import BackboneWithHead, MakeBackbone, MakeHead, check_indices
+from zoo.training.ranking_model import BackboneWithHead, MakeBackbone, MakeHead
 from zoo.training.stage import MAIN, Schedule, Stage
-from zoo.training.stored import check_tensor, reading
+from zoo.training.stored import reading
+from zoo.training.threshold_metrics import ThresholdMetrics
 
 MANY_TERMS = 5  # with this many loss terms the progress bar shows only their sum
 BAR_METRICS = {"nDCG@5", "P@1"}
@@ -67,6 +71,7 @@ class ZooModule(BackboneWithHead, pl.LightningModule):
         self.val_metrics, self.test_metrics = RankingMetrics(space), RankingMetrics(space)
         self.part_metrics: dict[str, RankingMetrics] = {}  # by name of the head's part, created on first use
         self.checks: dict[str, MeanMetric] = {}  # the head's own metrics, created on first use
+        self.cut_metrics: ThresholdMetrics | None = None  # of a calibration, created on first use
         self.schedule: Schedule | None = None  # owns the current stage; set by `StageSchedule`
         self.all_finite = torch.tensor(True)  # all losses and scores so far; read at checkpoints, not in every step
         self.averaged: dict[nn.Parameter, Tensor] = {}  # saved in place of the parameters; set by `StageAveraging`
@@ -186,7 +191,7 @@ class ZooModule(BackboneWithHead, pl.LightningModule):
 
     def _measure(self, metrics: RankingMetrics, batch: Batch) -> Ranking:
         features, counted = self(batch), batch.rows >= 0
-        rankings = self.head.rankings(features, min(self.depth, self.space.num_labels))
+        rankings = self._rankings(features, batch, counted)
         for name, ranking in rankings.items():
             if name and name not in self.part_metrics:
                 self.part_metrics[name] = RankingMetrics(self.space).to(self.device)
@@ -199,8 +204,23 @@ class ZooModule(BackboneWithHead, pl.LightningModule):
             self.checks[name].update(values[counted])
         return rankings[""]
 
+    def _rankings(self, features: Features, batch: Batch, counted: Tensor) -> dict[str, Ranking]:
+        """Rankings by name; measures the thresholds of a calibration."""
+        if self.calibration is None:
+            return self.head.rankings(features, min(self.depth, self.space.num_labels))
+        rankings = self.head.rankings(features, self.calibration.depth(self.depth))
+        own = self.calibration.ranked(rankings[""], self.calibration.depth(self.depth))
+        if self.cut_metrics is None:
+            self.cut_metrics = ThresholdMetrics(self.calibration, self.space.num_all).to(self.device)
+        self.cut_metrics.update(own.scores, own.labels, batch.targets, counted)
+        return rankings | {"": truncate(own, self.depth)}
+
     def _measure_parts(self, split: str) -> None:
-        """Log the head's own metrics and those of its parts."""
+        """Log the head's own metrics, those of its parts, and those of a calibration."""
+        if self.cut_metrics is not None:
+            for name, value in self.cut_metrics.compute().items():
+                self.log(f"{split}/{name}", value.float())
+            self.cut_metrics.reset()
         for name, mean in self.checks.items():
             self.log(f"{split}/{name}", mean.compute())
             mean.reset()
@@ -303,6 +323,8 @@ class ZooModule(BackboneWithHead, pl.LightningModule):
             raise UserError("the checkpoint was trained on other labels: use the corpus that it was trained on")
         if self.vocabulary and stored["tokenizer"] != self.vocabulary.text:
             raise UserError("the checkpoint was trained with another vocabulary: use its own corpus and tokenizer")
+        if self.trainer.state.fn != "fit":
+            self.calibration, self.cut_metrics = Calibration.of(stored.get("calibration"), self.space), None
 
 
 def vocabulary_within(data: TextDataModule, limit: int | None) -> Vocabulary:
@@ -315,24 +337,3 @@ def vocabulary_within(data: TextDataModule, limit: int | None) -> Vocabulary:
             raise UserError(f"{data.corpus_name} has documents with more than {limit:,} features: choose Bow")
         raise UserError(f"the encoder reads at most {limit:,} tokens: lower `data.max_length`")
     return Vocabulary.from_text(vocabulary.text, limit)
-
-
-def matches(name: str, value: Any, own: Any) -> bool:
-    """Whether an entry of a state dict can be loaded."""
-    if not isinstance(own, Tensor):
-        return True
-    try:
-        check_tensor(name, value, own)
-    except UserError:
-        return False
-    return True
-
-
-def load_matching(module: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Load the weights whose name and shape match, and list the others in a note; extra states have no shape."""
-    own = module.state_dict()
-    matching = {name: value for name, value in weights.items() if name in own and matches(name, value, own[name])}
-    module.load_state_dict(matching, strict=False)
-    check_indices(module)
-    if initial := [name for name in own if name not in matching]:
-        note(f"not in the checkpoint, or of another shape, so they keep their initial values: {', '.join(initial)}")

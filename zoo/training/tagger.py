@@ -18,7 +18,7 @@ from torch import Tensor
 from datamodules.batch import Batch, Targets
 from datamodules.prepare.rows import pad, pad_values
 from heads.base import Ranking
-from zoo.core.errors import UserError, check_low, first_line
+from zoo.core.errors import UserError, check_low, check_range, first_line
 from zoo.core.windows import windows
 from zoo.training.arguments import (
     AUTO,
@@ -107,10 +107,19 @@ class Tagger:
         """Score threshold with the best micro-F1 on the validation documents."""
         return self.module.threshold
 
+    @threshold.setter
+    def threshold(self, value: float) -> None:
+        check_range(0, 1, threshold=value)
+        self.module.threshold = float(value)
+
     @property
     def calibration(self) -> Calibration | None:
         """Calibration by `zoo calibrate`; scores are then calibrated probabilities."""
         return self.module.calibration
+
+    @calibration.setter
+    def calibration(self, value: Calibration | None) -> None:
+        self.module.calibration = value
 
     @property
     def thresholds(self) -> np.ndarray | None:
