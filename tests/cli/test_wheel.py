@@ -73,6 +73,8 @@ def test_the_wheel_has_its_experiments_types_and_license(wheel):
     assert {f"{package}/py.typed" for package in ("zoo", "heads", "backbones", "datamodules", "callbacks")} <= set(
         names
     )
+    page = {path.name for path in (ROOT / "zoo/service/page").iterdir()}
+    assert {f"zoo/service/page/{name}" for name in page} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "docs"))]
 

@@ -18,12 +18,14 @@ LAYERS = (
     "zoo.analysis",
     "callbacks",
     "zoo.sweeps",
+    "zoo.service",
     "zoo.commands",
     "zoo",
 )
 PURE_TORCH = ("backbones", "heads")
 LIGHTNING = {"pytorch_lightning", "lightning", "lightning_fabric"}
 SLOW = {"transformers", "huggingface_hub", "datasets"}  # seconds each: imported inside functions
+WEB = {"fastapi", "starlette", "uvicorn", "prometheus_client"}  # of the extra `serve`
 
 
 def module_name(path: Path) -> str:
@@ -75,6 +77,12 @@ def test_a_module_imports_from_lower_layers_only(module):
 def test_slow_libraries_are_imported_inside_functions(module):
     top = imported(MODULES[module].read_text("utf8"), nested=False)
     assert not SLOW & {name.split(".")[0] for name in top}
+
+
+@every_module
+def test_only_the_service_imports_web_libraries(module):
+    found = imported(MODULES[module].read_text("utf8"))
+    assert module.startswith("zoo.service.") or not WEB & {name.split(".")[0] for name in found}
 
 
 def test_modules_have_no_import_cycles():

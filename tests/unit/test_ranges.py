@@ -61,6 +61,7 @@ ZERO = {  # settings that can be 0, by name
         "centroid_weight",
     ),
     *("warmup", "start", "end", "epochs", "gradient_clip_val", "patience", "average_from", "clusters", "labels"),
+    *("port", "max_wait", "threads"),  # of the service
     *("threshold", "near", "tail_labels", "normalize", "learned_exponent", "l2", "weight"),
     *("line_mb", "text_mb", "unpacked_gb", "ratio", "members", "download_gb"),  # of Limits
 }

@@ -21,6 +21,7 @@ OWN_PARSERS = {  # they pass other options on to `zoo fit`
 }
 COMMANDS = {  # typed functions, imported when they are called
     "predict": "zoo.commands.predict:predict",
+    "serve": "zoo.commands.serve:serve",
     "add-labels": "zoo.commands.add_labels:add_labels",
     "calibrate": "zoo.commands.calibrate:calibrate",
     "rerank": "zoo.commands.rerank:rerank",
@@ -40,7 +41,7 @@ COMMANDS = {  # typed functions, imported when they are called
 DATA = "list, prepare, convert and check corpora"
 SECTIONS = {
     "train and evaluate": ("fit", "validate", "test", "sweep", "reproduce"),
-    "use a trained model": ("predict", "calibrate", "add-labels", "rerank", "ensemble", "blend", "tree"),
+    "use a trained model": ("predict", "serve", "calibrate", "add-labels", "rerank", "ensemble", "blend", "tree"),
     "analyze runs": ("compare", "report"),
     "data and components": ("data", "list"),
 }

@@ -9,6 +9,7 @@ from zoo.core.errors import UserError
 EXTRAS = {
     "linear": ("omikuji", "liblinear", "sklearn"),
     "report": ("matplotlib", "sklearn"),
+    "serve": ("fastapi", "uvicorn", "prometheus_client"),
     "sweep": ("optuna",),
 }
 

@@ -1,0 +1,151 @@
+"""A model that is loaded and warmed up, and what the service tells about it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from heads.base import Head
+from zoo.core.cores import available_cores
+from zoo.core.run_folder import CHECKPOINTS, RunFolder
+from zoo.service.options import ServiceOptions
+from zoo.training.ensemble_tagger import EnsembleTagger
+from zoo.training.tagger import Tag, Tagger, load
+
+WARM_UP = [" ".join(["warm up"] * words) for words in (1, 16, 64, 256)]
+LICENCE = re.compile(r"^licen[cs]e:\s*(\S.*?)\s*$", re.MULTILINE | re.IGNORECASE)
+CARD = "README.md"
+SHOWN_METRICS = ("P@1", "P@5", "nDCG@5", "PSP@5", "macro_f1@5", "micro_f1", "macro_f1")
+MAX_CARD = 2**20  # bytes
+
+
+class Kind(NamedTuple):
+    """What texts must have in common to be tagged in one call of the model."""
+
+    k: int
+    threshold: float | Literal["auto"] = 0.0
+    explain: bool = False
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """Which version of a file has been read."""
+
+    modified: int  # nanoseconds
+    size: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: str) -> Stamp | None:
+        """Stamp of a file; None if there is none."""
+        try:
+            found = Path(path).expanduser().stat()
+        except (OSError, RuntimeError, ValueError):
+            return None
+        return cls(found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+class HostedModel:
+    """A tagger that is ready to answer.
+
+    Args:
+        options: settings of the service.
+    """
+
+    def __init__(self, options: ServiceOptions) -> None:
+        self.stamp = Stamp.of(options.ckpt)  # before reading, so that a change while it is read shows as one
+        self.tagger: Tagger = load(options.ckpt, options.device, options.trust)
+        self.tagger.batch_size = options.max_batch
+        self.loaded = datetime.now(UTC)
+        self.facts = facts_of(self.tagger, options, self.stamp)
+        self.tag(WARM_UP, Kind(min(5, len(self.tagger.names))))
+
+    @property
+    def names(self) -> list[str]:
+        return self.tagger.names
+
+    @property
+    def counts(self) -> list[int]:
+        return self.tagger.module.space.counts
+
+    def tag(self, texts: list[str], kind: Kind) -> list[dict[str, Any]]:
+        """Tag texts; each answer has the labels and whether the model knows a word of the text."""
+        found = self.tagger.stream(texts, *kind)
+        return [{"labels": [as_json(tag, kind.explain) for tag in tags], "known": tags.known} for tags in found]
+
+
+def as_json(tag: Tag, explain: bool) -> dict[str, Any]:
+    answer = {"label": tag.label, "score": round(tag.score, 6)}
+    if not explain:
+        return answer
+    return answer | {"spans": [{"start": s.start, "end": s.end, "weight": round(s.weight, 4)} for s in tag.spans]}
+
+
+def set_threads(options: ServiceOptions) -> None:
+    """Give each worker its share of the cores: threads that wait for each other make all of them slower."""
+    torch.set_num_threads(options.threads or max(1, min(available_cores() // options.workers, torch.get_num_threads())))
+
+
+def facts_of(tagger: Tagger, options: ServiceOptions, stamp: Stamp | None) -> dict[str, Any]:
+    """What clients may know about a model; without paths of this machine."""
+    path = Path(options.ckpt)
+    run = run_of(path)
+    modules = [member.module for member in tagger.members] if isinstance(tagger, EnsembleTagger) else [tagger.module]
+    space = tagger.module.space
+    return {
+        "name": name_of(path, run),
+        "version": f"{stamp.modified:x}-{stamp.size:x}" if stamp else None,
+        "modified": datetime.fromtimestamp(stamp.modified / 1e9, UTC).isoformat() if stamp else None,
+        "heads": [type(module.head).__name__ for module in modules],
+        "backbones": [type(module.backbone).__name__ for module in modules],
+        "labels": len(space.names),
+        "train_documents": space.num_documents,
+        "max_length": tagger.vocabulary.max_length,
+        "threshold": tagger.threshold,
+        "calibrated": tagger.calibration is not None,
+        "corpus": run.corpus if run else None,
+        "metrics": shown_metrics(run) if run else {},
+        "licence": licence_of(path),
+        "can_learn": options.learn and can_learn(tagger),
+    }
+
+
+def can_learn(tagger: Tagger) -> bool:
+    """Whether a model takes labels from a few documents."""
+    return not isinstance(tagger, EnsembleTagger) and type(tagger.module.head).learn_labels is not Head.learn_labels
+
+
+def run_of(path: Path) -> RunFolder | None:
+    """The finished run that a checkpoint is from."""
+    folder = path.expanduser().absolute().parent
+    try:
+        return RunFolder.read(folder.parent if folder.name == CHECKPOINTS else folder)
+    except (OSError, ValueError):
+        return None
+
+
+def name_of(path: Path, run: RunFolder | None) -> str:
+    """Name of a model in paths of the API: letters, digits, dots, dashes and underscores."""
+    name = run.experiment if run else path.name.removesuffix(".ckpt")
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "model"
+
+
+def shown_metrics(run: RunFolder) -> dict[str, float]:
+    return {name: round(run.metrics[name], 4) for name in SHOWN_METRICS if name in run.metrics}
+
+
+def licence_of(path: Path) -> str | None:
+    """Licence that the model card beside a checkpoint states."""
+    card = path.expanduser().parent / CARD
+    try:
+        text = card.read_text("utf8") if card.stat().st_size <= MAX_CARD else ""
+    except (OSError, ValueError, RuntimeError):
+        return None
+    front = text.removeprefix("---\n").partition("\n---\n")[0] if text.startswith("---\n") else ""
+    found = LICENCE.search(front)
+    return found[1] if found else None
