@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from scipy.sparse import csr_array
 from torch import Tensor, nn
 
+from backbones.dropout import Dropout
 from datamodules.batch import Batch, LabelSpace
 from datamodules.prepare.vocabulary import Vocabulary
 from zoo.core.errors import UserError, check_low, check_range, check_width
@@ -133,7 +134,7 @@ class WordBackbone(Backbone):
         with torch.no_grad():
             self.embedding.weight.uniform_(-1, 1)[space.pad_id] = 0
         self.embedding.weight.requires_grad = not freeze_embedding
-        self.embed_dropout = nn.Dropout(embed_dropout)
+        self.embed_dropout = Dropout(embed_dropout)
 
     def embed(self, batch: Batch) -> Tensor:
         """Word vectors (batch, length, embed_dim), zero on padding."""

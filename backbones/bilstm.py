@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones.base import Features, WordBackbone
+from backbones.dropout import Dropout
 from backbones.pooling import MaskedPool, Pooling
 from datamodules.batch import Batch, LabelSpace
 from zoo.core.errors import check_range, check_width
@@ -48,7 +49,7 @@ class BiLSTM(WordBackbone):
         self.backward_lstm = nn.LSTM(embed_dim, hidden, batch_first=True)
         # (direction, hidden and cell state, width)
         self.state = nn.Parameter(torch.zeros(2, 2, hidden)) if learned_state else None
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.pool = MaskedPool(self.dim, pooling)
 
     def forward(self, batch: Batch) -> Features:

@@ -8,6 +8,7 @@ from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from backbones.base import Backbone, Features, by_word, copy_vectors
+from backbones.dropout import Dropout
 from backbones.tfidf import TfIdf
 from datamodules.batch import Batch, LabelSpace
 from zoo.core.errors import MANY, check_range, check_width
@@ -52,7 +53,7 @@ class Bow(Backbone):
         nn.init.normal_(self.words.weight, std=0.05)  # at 1, noise outweighs what is learned from few documents
         self.bias = nn.Parameter(torch.zeros(dim))
         self.blocks = nn.ModuleList(nn.Linear(dim, dim) for _ in range(blocks))
-        self.word_dropout, self.dropout = nn.Dropout(word_dropout), nn.Dropout(dropout)
+        self.word_dropout, self.dropout = Dropout(word_dropout), Dropout(dropout)
 
     def learn_counts(self, counts: csr_array) -> None:
         self.tfidf.learn(counts)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Features, WordBackbone
+from backbones.dropout import Dropout
 from datamodules.batch import Batch, LabelSpace
 from zoo.core.errors import MANY, WIDEST, UserError, check_range
 
@@ -55,7 +56,7 @@ class CNN(WordBackbone):
         self.convs = nn.ModuleList(nn.Conv1d(embed_dim, n, w) for n, w in zip(filters, widths, strict=True))
         self.padding = [((width - 1) // 2, width // 2) for width in widths]  # keeps the length
         self.bottleneck = nn.Linear(dim * chunks, dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, batch: Batch) -> Features:
         batch = batch.first(self.first)

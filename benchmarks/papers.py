@@ -5,7 +5,7 @@
     python benchmarks/papers.py --only bills --jobs 2   # two runs at a time, one thread each
     python benchmarks/papers_pages.py                   # write the tables and figures of the docs from finished runs
 
-papers.yaml has the corpora, the runs in order, and the claims that they test. A run is a row of a table of `zoo
+papers.yaml has the corpora and the runs in order. A run is a row of a table of `zoo
 reproduce` with the paper's settings, except for the options that papers.yaml gives to its corpus or to the run itself.
 """
 
@@ -19,17 +19,16 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 from jobs import markdown
 
-from zoo.core.console import note
 from zoo.core.files import atomic_write
 from zoo.core.run_folder import RunFolder
 from zoo.sweeps.children import FitRun, Outcome, Stops, handling_signals
@@ -49,7 +48,8 @@ class PaperRun:
         corpus: key in papers.yaml.
         table: such as `httn table2`.
         row: of this table.
-        variant: what this run changes in the row; empty for the row itself.
+        name: of the run, if it changes what the row's name says; else the row's.
+        variant: part of the folder's name, for runs of one row with other options.
         seed: of the run.
         hours: estimate for one idle core; None if it takes minutes.
         deviations: what differs from the paper beyond the corpus.
@@ -60,17 +60,13 @@ class PaperRun:
     corpus: str
     table: str
     row: str
+    name: str
     variant: str
     seed: int
     hours: float | None
     deviations: str
     out: Path
     options: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """Row and variant, as tables show them."""
-        return f"{self.row}, {self.variant}" if self.variant else self.row
 
     @property
     def key(self) -> str:
@@ -102,16 +98,20 @@ class PaperRun:
         return RunFolder.read(fit.folder.path) if fit.finished and fit.folder else None
 
 
-def planned(out: Path, plan: dict[str, Any]) -> Iterator[PaperRun]:
-    """All runs in order."""
+def planned(out: Path, only: Sequence[str] = ()) -> Iterator[PaperRun]:
+    """All runs in order, or those whose keys contain all texts of `only`."""
+    plan = yaml.safe_load(PLAN.read_text("utf8"))
     for entry in plan["queue"]:
-        corpus = plan["corpora"][entry["corpus"]]
-        groups = [corpus["options"], *(corpus[group] for group in entry.get("with", [])), entry.get("options", [])]
-        options = tuple(os.path.expandvars(option) for group in groups for option in group)
+        groups = (plan["groups"][name] for name in entry.get("with", []))
+        shared = plan["corpora"][entry["corpus"]]["options"]
+        options = [option for part in (shared, *groups, entry.get("options", [])) for option in part]
+        given = tuple(os.path.expandvars(option.replace("$CORPUS", entry["corpus"])) for option in options)
         for seed in entry.get("seeds", [0]):
-            for row in entry["rows"]:
-                fixed = (entry.get("variant", ""), seed, entry.get("hours"), entry.get("deviations", ""))
-                yield PaperRun(entry["corpus"], entry["table"], row, *fixed, out, options)
+            for row, name in zip(entry["rows"], entry.get("names", entry["rows"]), strict=True):
+                about = (str(entry.get("variant", "")), seed, entry.get("hours"), entry.get("deviations", ""))
+                run = PaperRun(entry["corpus"], entry["table"], row, name, *about, out, given)
+                if all(text in run.key for text in only):
+                    yield run
 
 
 class Ledger:
@@ -152,8 +152,22 @@ class Ledger:
             hours = f"{run.hours:g}" if run.hours and state != "done" else ""
             rows.append([run.corpus, run.table, run.name, str(run.seed), state, *cost, progress(run, state), hours])
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-        header = ["corpus", "table", "row", "seed", "state", "seconds", "CPU seconds", "epochs", "hours on an idle core"]
+        header = [
+            "corpus",
+            "table",
+            "row",
+            "seed",
+            "state",
+            "seconds",
+            "CPU seconds",
+            "epochs",
+            "hours on an idle core",
+        ]
         return f"{markdown(header, rows)}\n\n{counts}"
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def children_seconds() -> float:
@@ -182,19 +196,25 @@ def progress(run: PaperRun, state: str) -> str:
 
 
 class Queue:
-    """Workers that take the first run that is neither finished nor taken."""
+    """Workers that train the first run that is left.
 
-    def __init__(self, runs: Sequence[PaperRun], ledger: Ledger) -> None:
-        self.runs, self.ledger, self.lock = list(runs), ledger, threading.Lock()
+    Args:
+        runs: returns all runs; it is called before each, so that edits of papers.yaml take effect.
+        ledger: of all runs.
+    """
+
+    def __init__(self, runs: Callable[[], Iterator[PaperRun]], ledger: Ledger) -> None:
+        self.runs, self.ledger, self.lock = runs, ledger, threading.Lock()
         self.stops = Stops(threading.Event(), threading.Event())
+        self.taken: set[str] = set()
         self.working = 0
 
     def take(self) -> PaperRun | None:
         with self.lock:
-            self.runs = [run for run in self.runs if not run.fit.finished]
-            chosen = next((run for run in self.runs if run.ready), None)
+            left = (run for run in self.runs() if run.key not in self.taken and not run.fit.finished)
+            chosen = next((run for run in left if run.ready), None)
             if chosen:
-                self.runs.remove(chosen)
+                self.taken.add(chosen.key)
                 self.working += 1
             return chosen
 
@@ -205,20 +225,20 @@ class Queue:
                     self.train(run)
                 finally:
                     self.working -= 1
-            elif self.working and self.runs:  # they start from a run that another worker trains
+            elif self.working:  # runs may start from one that another worker trains
                 self.stops.asked.wait(IDLE_SECONDS)
             else:
                 return
 
     def train(self, run: PaperRun) -> None:
         run.job.write_experiments()
-        note(f"{run.key}: training; log: {run.fit.log}")
+        say(f"{run.key}: training; log: {run.fit.log}")
         start = time.monotonic()
-        outcome = run.fit.go(self.stops, None, lambda: note(f"{run.key}: another process is training it"), threads=1)
+        outcome = run.fit.go(self.stops, None, lambda: say(f"{run.key}: another process is training it"), threads=1)
         seconds = time.monotonic() - start
         self.ledger.add(run, seconds, outcome.name.lower())
         failed = f": {run.fit.last_line()}" if outcome is Outcome.FAILED else ""
-        note(f"{run.key}: {outcome.name.lower()} after {seconds:,.0f} s{failed}")
+        say(f"{run.key}: {outcome.name.lower()} after {seconds:,.0f} s{failed}")
 
     def run(self, jobs: int, minutes: float | None) -> None:
         timer = threading.Timer(60 * (minutes or 0), self.stops.asked.set)
@@ -241,17 +261,16 @@ def main() -> None:
     parser.add_argument("--ledger", action="store_true", help="show the ledger, and train nothing")
     parser.add_argument("--commands", action="store_true", help="print the commands, and train nothing")
     options = parser.parse_args()
-    plan = yaml.safe_load(PLAN.read_text("utf8"))
-    runs = [run for run in planned(options.out, plan) if all(text in run.key for text in options.only)]
+    runs = partial(planned, options.out, options.only)
     ledger = Ledger(options.out / "ledger.json")
     if options.commands:
-        for run in runs:
+        for run in runs():
             run.job.write_experiments()
             print(" ".join(["zoo", "fit", *run.fit.command[len(PROGRAM) :]]))
         return
     if not options.ledger:
         Queue(runs, ledger).run(options.jobs, options.minutes)
-    print(ledger.table(runs))
+    print(ledger.table(list(runs())))
 
 
 if __name__ == "__main__":
