@@ -10,11 +10,11 @@ PER_DRAW = 4  # 16-bit values in a draw of 64 bits
 
 
 class Dropout(nn.Dropout):
-    """`nn.Dropout` that draws 16 bits for an element on a CPU, where PyTorch draws a double for each.
+    """`nn.Dropout` that draws 16 bits for each element on a CPU.
 
-    Without Intel's MKL, PyTorch draws one after the other: the masks of a BiLSTM then take a seventh of a training step,
-    and a fifth of that time with this class (`python benchmarks/throughput.py dropout`). Expectations are exact: what is
-    kept is scaled by the rounded rate.
+    Without Intel's MKL, PyTorch draws a double for each, one after the other, which takes a good part of a BiLSTM's
+    training step: `python benchmarks/paper_steps.py` measures it. What is kept is scaled by the rounded rate, so that
+    expectations are exact.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -70,7 +70,8 @@ class PaperRun:
 
     @property
     def key(self) -> str:
-        return f"{self.corpus} / {self.table} / {self.name} / {self.seed}"
+        variant = f" {self.variant}" if self.variant else ""
+        return f"{self.corpus} / {self.table}{variant} / {self.row} / {self.seed}"
 
     @cached_property
     def job(self) -> Reproduction:
@@ -191,8 +192,8 @@ def progress(run: PaperRun, state: str) -> str:
     """Epochs that a run has trained; empty without epochs."""
     if state in ("left", "failed") or (folder := run.fit.folder) is None:
         return ""
-    epochs = [int(float(row["epoch"])) for row in folder.log_rows if row.get("epoch")]
-    return str(max(epochs) + 1) if epochs else ""
+    rows = [row for row in folder.log_rows if any(value for name, value in row.items() if name.startswith("train/"))]
+    return str(max(int(float(row["epoch"])) for row in rows) + 1) if rows else ""
 
 
 class Queue:
