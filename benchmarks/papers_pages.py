@@ -71,21 +71,21 @@ class Results:
         return (run.corpus, run.table, run.name) == key and run.key in self.ledger.entries
 
     def claims(self, paper: str) -> str:
-        """Table of the claims of a paper; a claim is tested on each corpus that has both rows."""
-        lines = []
-        for claim in yaml.safe_load(CLAIMS.read_text("utf8"))[paper]:
-            found = list(self.tests(claim))
-            for corpus, one, seeds in found:
+        """A section for each claim of a paper, tested on each corpus that has both rows."""
+        sections = []
+        for number, claim in enumerate(yaml.safe_load(CLAIMS.read_text("utf8"))[paper], start=1):
+            lines = []
+            for corpus, pair, one, seeds in self.tests(claim):
                 interval = f"{100 * one.difference:+.2f} ({100 * one.low:+.2f} to {100 * one.high:+.2f})"
-                values = f"{100 * one.value:.2f} against {100 * one.reference:.2f}"
-                verdict = judge(one, claim.get("sign", 1))
-                lines.append([claim["claim"], claim["paper"], corpus, one.metric, values, interval, seeds, verdict])
-            if not found:
-                lines.append([claim["claim"], claim["paper"], "", "", "", "", "", f"not tested: {claim['untested']}"])
-        return markdown(["claim", "paper", "corpus", "metric", "ours", "difference", "seeds", "verdict"], lines)
+                values = [f"{100 * value:.2f}" for value in (one.value, one.reference)]
+                lines.append([corpus, pair, one.metric, *values, interval, seeds, judge(one, claim.get("sign", 1))])
+            header = ["corpus", "rows", "metric", "first", "second", "difference", "seeds", "verdict"]
+            tested = markdown(header, lines) if lines else f"**Not tested:** {claim.get('untested', 'in the queue')}."
+            sections.append(f"### {number}. {claim['claim']}\n\nPaper: {claim['paper']}.\n\n{tested}")
+        return "\n\n".join(sections)
 
-    def tests(self, claim: dict[str, Any]) -> Iterable[tuple[str, Difference, str]]:
-        """Corpus, difference and number of seeds of both rows, for each pair of finished rows."""
+    def tests(self, claim: dict[str, Any]) -> Iterable[tuple[str, str, Difference, str]]:
+        """Corpus, names, difference and numbers of seeds, for each pair of finished rows."""
         for corpus, row, against in claim.get("rows", []):
             pair = [self.rows.get((corpus, *split_row(name))) for name in (row, against)]
             if pair[0] is None or pair[1] is None:
@@ -94,7 +94,8 @@ class Results:
             (tested,) = compare_pairs(Comparison(["row"], [part]), None, SAMPLES, 0, claim["metrics"])
             order = {metric: place for place, metric in enumerate(claim["metrics"])}
             for one in sorted(tested.differences, key=lambda one: order[one.metric]):
-                yield corpus, one, f"{len(pair[0].runs)}, {len(pair[1].runs)}"
+                names = " against ".join(split_row(name)[1] for name in (row, against))
+                yield corpus, names, one, f"{len(pair[0].runs)}, {len(pair[1].runs)}"
 
     def queue(self) -> str:
         """Runs that are not finished."""
