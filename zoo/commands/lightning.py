@@ -29,7 +29,7 @@ from zoo.commands.experiment import OneLineParser, resolve_files
 from zoo.commands.own_modules import split_trust
 from zoo.commands.verbs import HINT, explain, one_line_errors
 from zoo.core.console import is_first_process, note, terminal_output, warn
-from zoo.core.cores import available_cores
+from zoo.core.cores import available_cores, limit_threads
 from zoo.core.errors import UserError, first_line
 from zoo.core.lightning_internals import callbacks_of
 from zoo.core.metrics import MONITOR, best_mode
@@ -188,6 +188,7 @@ class ZooCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Set up loggers and callbacks; runs on the built-in sample are marked in their folder, name and tables."""
+        limit_threads()
         sample = self.datamodule.is_sample
         name = f"{self.experiment}-sample" if sample else self.experiment
         folder = None

@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import os
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+THREADS = "OMP_NUM_THREADS"
 
 
 def available_cores() -> int:
-    """Return the number of CPU cores in the affinity mask; all cores on macOS and Windows, which have none."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of CPU cores in the affinity mask, or in the CPU quota of the container if that is lower.
+
+    All cores on macOS and Windows, which have neither.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return math.ceil(min(cores, quota(CGROUPS)))
+
+
+def quota(folder: Path) -> float:
+    """CPU quota in cores, as container runtimes set it (control groups, version 2 or 1); infinite without one."""
+    try:
+        if (file := folder / "cpu.max").is_file():
+            limit, period = file.read_text("ascii").split()
+        else:
+            limit, period = ((folder / "cpu" / f"cpu.cfs_{name}_us").read_text("ascii") for name in ("quota", "period"))
+        return float(limit) / float(period) if limit != "max" and float(limit) > 0 < float(period) else math.inf
+    except (OSError, ValueError):
+        return math.inf
+
+
+def limit_threads() -> None:
+    """Let PyTorch, which does not know quotas, use no more threads than there are cores, unless the user said how many."""
+    import torch
+
+    if THREADS not in os.environ:
+        torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
