@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from scipy.sparse import csc_array, csr_array, csr_matrix
+from scipy.sparse import csc_array, csr_array
 from torch import Tensor
 
 from datamodules.batch import LabelSpace
 from heads.base import Ranking, TransitionContext, probabilities, top_labels
 from heads.engines.linear_engine import LinearEngine
+from heads.engines.one_vs_rest import Column, OneVsRest, library
 from heads.engines.processes import Workers
 from zoo.core.cores import available_cores
 from zoo.core.errors import MANY, UserError, check_low, check_range, first_line
-from zoo.core.extras import missing_extra
 from zoo.core.ragged import Lists
 
 GROUP = 16  # labels per process; the result depends on it, so it does not depend on the number of workers
@@ -117,10 +116,11 @@ class OneVsRestSvm(LinearEngine):
             self.bias = np.array([column.bias for column in columns], np.float32)
 
     def _workers(self, words: csr_array, labels: csr_array, groups: list[range]) -> Workers:
-        problem = Problem(words, labels, f"-s {SOLVERS[self.penalty]} -c {self.cost!r} -q", self.prune)
+        options = f"-s {SOLVERS[self.penalty]} -c {self.cost!r} -q"
+        problems = OneVsRest(words, labels, options, self.prune, active=self.penalty == "l2")
 
         def fit(group: int) -> tuple[int, list[Column]]:
-            return group, [problem.fit(label) for label in groups[group]]
+            return group, problems.fit(groups[group])
 
         return Workers(fit, len(groups), self.workers or available_cores())
 
@@ -168,51 +168,3 @@ class OneVsRestSvm(LinearEngine):
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"the SVM of the checkpoint is damaged: {first_line(error)}") from error
         self.weights, self.bias = csr_array((values, labels, starts), (len(starts) - 1, self.num_labels)), bias
-
-
-class Column(NamedTuple):
-    """Sparse classifier of a label."""
-
-    words: np.ndarray  # int32, ascending
-    values: np.ndarray  # float32
-    bias: float
-
-
-class Problem:
-    """Documents in liblinear's format, and their labels; `options` are those of liblinear."""
-
-    def __init__(self, words: csr_array, labels: csr_array, options: str, prune: float) -> None:
-        liblinear = library()
-        self.size, self.prune = words.shape[0], prune
-        # Only words that occur: liblinear is faster if the dense weight vector fits into the cache.
-        occurs = np.bincount(words.indices, minlength=words.shape[1]) > 0
-        self.words = np.flatnonzero(occurs)
-        words = csr_matrix((words.data, (occurs.cumsum() - 1)[words.indices], words.indptr), (self.size, occurs.sum()))
-        self.documents = csc_array(labels)  # of each label
-        self.problem = liblinear.problem(np.ones(self.size), words.astype(np.float64), 1.0)
-        self.parameter = liblinear.parameter(options)
-        self.signs = np.empty(self.size)
-        self.problem.y = self.signs.ctypes.data_as(ctypes.POINTER(ctypes.c_double))
-
-    def fit(self, label: int) -> Column:
-        positive = self.documents.indices[slice(*self.documents.indptr[label : label + 2])]
-        if len(positive) in (0, self.size):  # nothing to separate
-            return Column(np.zeros(0, np.int32), np.zeros(0, np.float32), 1.0 if len(positive) else -1.0)
-        self.signs[:] = -1
-        self.signs[positive] = 1
-        train, free = library().liblinear.train, library().liblinear.free_and_destroy_model
-        model = train(self.problem, self.parameter)
-        sign = model.contents.label[0]  # class of positive margins
-        weights = sign * np.ctypeslib.as_array(model.contents.w, (self.problem.n,))
-        free(ctypes.byref(model))
-        kept = np.flatnonzero((np.abs(weights[:-1]) >= self.prune) & (weights[:-1] != 0))
-        return Column(self.words[kept].astype(np.int32), weights[kept].astype(np.float32), float(weights[-1]))
-
-
-def library() -> Any:
-    """Import liblinear, an optional dependency."""
-    try:
-        from liblinear import liblinear
-    except ImportError as error:
-        raise missing_extra(error, "linear") from None
-    return liblinear

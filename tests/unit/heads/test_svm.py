@@ -10,6 +10,7 @@ from scipy.sparse import csr_array
 from backbones.base import Features
 from datamodules.batch import Targets
 from heads import OneVsRestSvm, TransitionContext
+from heads.engines import one_vs_rest
 from heads.tree.label_tree import label_matrix
 from tests.support.engines import LABELS, batch_of, corpus, space_of
 from tests.support.errors import raises
@@ -299,3 +300,38 @@ def test_vectors_of_two_processes_are_those_of_one():
 def test_invalid_features_are_rejected(settings):
     with raises(UserError, next(iter(settings))):
         OneVsRestSvm(1, space_of(corpus()[1]), **settings)
+
+
+def test_documents_that_a_problem_leaves_out_do_not_decide_it(monkeypatch):
+    generator = np.random.default_rng(0)
+    topics = generator.integers(0, 40, 3000)  # of documents; the words of a topic, and words of all topics
+    own = (topics[:, None] * 10 + generator.integers(0, 10, (3000, 8))) % 400
+    rows, columns = np.arange(3000).repeat(20), np.hstack([own, generator.integers(400, 900, (3000, 12))]).ravel()
+    words = csr_array((np.ones(len(rows), np.float32), (rows, columns)), (3000, 900))
+    words = csr_array(words / np.sqrt(words.power(2).sum(1))[:, None])
+    labels = csr_array((np.ones(3000, np.float32), (np.arange(3000), topics)), (3000, 41))
+    for name, value in {"SMALL": 100, "HARD": 20, "RANDOM": 30, "SHARE": 2}.items():
+        monkeypatch.setattr(one_vs_rest, name, value)
+    monkeypatch.setattr(one_vs_rest.Problem, "solve", recorded := Sizes(one_vs_rest.Problem.solve))
+    some = one_vs_rest.OneVsRest(words, labels, "-s 1 -c 1 -q -e 0.001")
+    every = one_vs_rest.OneVsRest(words, labels, "-s 1 -c 1 -q -e 0.001", active=False)
+    problems = range(0, 41, 16)  # groups of labels; the last one has a label without documents
+    found = [column for start in problems for column in some.fit(range(start, min(start + 16, 41)))]
+    expected = [column for start in problems for column in every.fit(range(start, min(start + 16, 41)))]
+    assert sum(size < 3000 for size in recorded.sizes) >= 40
+    assert min(recorded.sizes) < 500
+    got, best = some._margins(found), some._margins(expected)
+    # the documents that are left out have margins below -0.95 instead of -1
+    assert np.abs(got - best).max() < 0.05
+    assert (found[40].bias, len(found[40].words)) == (-1, 0)
+
+
+class Sizes:
+    """Records the number of documents of each problem."""
+
+    def __init__(self, solve):
+        self.solve, self.sizes = solve, []
+
+    def __get__(self, problem, _):
+        self.sizes.append(problem.size)
+        return lambda positive: self.solve(problem, positive)
