@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from heads.base import Ranking, top_labels
-from zoo.core.cores import available_cores
+from zoo.core.cores import in_threads
 from zoo.core.errors import UserError, first_line
 from zoo.core.ragged import Lists
 
@@ -25,6 +24,9 @@ def values_at(matrix: csr_array, rows: np.ndarray, columns: np.ndarray) -> NDArr
     Indices of the matrix must be sorted and unique.
     """
     width = matrix.shape[1]
+    if matrix.nnz > rows.size:  # many rows: those that are asked for are enough
+        wanted, place = np.unique(rows, return_inverse=True)
+        matrix, rows = matrix[wanted], place.reshape(rows.shape)
     stored = np.arange(matrix.shape[0]).repeat(np.diff(matrix.indptr)) * width + matrix.indices  # ascending
     if not len(stored):
         return np.zeros(np.broadcast_shapes(rows.shape, columns.shape), np.float32)
@@ -44,8 +46,7 @@ def nearest(queries: csr_array, index: csr_array, k: int) -> Ranking:
     def best(block: csr_array) -> Ranking:
         return top_labels(torch.from_numpy((block @ index).toarray()), k)
 
-    with ThreadPoolExecutor(min(available_cores(), len(blocks))) as threads:  # SciPy's products release the GIL
-        tops = list(threads.map(best, blocks))
+    tops = in_threads(best, blocks)
     scores, rows = (torch.cat(part) for part in zip(*((top.scores, top.labels) for top in tops), strict=True))
     return Ranking(scores, rows.masked_fill(scores <= 0, -1))
 

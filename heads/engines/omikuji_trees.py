@@ -8,7 +8,6 @@ import itertools
 import json
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from heads.engines.linear_engine import LinearEngine
 from heads.engines.omikuji_files import check_tree, column_norms, leaves
 from heads.engines.processes import Workers
 from heads.engines.sparse_text import write_documents
-from zoo.core.cores import available_cores
+from zoo.core.cores import available_cores, in_threads
 from zoo.core.errors import MANY, UserError, check_low, check_range, first_line
 from zoo.core.extras import missing_extra
 
@@ -111,8 +110,7 @@ class Parabel(LinearEngine):
         labels = np.full((words.shape[0], k), self.num_labels, np.uint32)
         scores = np.zeros(labels.shape, np.float32)
         rank = partial(rank_documents, self.model, self.model._thread_pool.ptr, self.beam, words, labels, scores)
-        with ThreadPoolExecutor(available_cores()) as threads:  # omikuji itself uses one thread per tree
-            list(threads.map(rank, range(0, words.shape[0], ROWS)))
+        in_threads(rank, range(0, words.shape[0], ROWS))  # omikuji itself uses one thread per tree
         return in_order(
             torch.from_numpy(scores).clamp(0, 1), torch.from_numpy(labels.astype(np.int64)), self.num_labels
         )

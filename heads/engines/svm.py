@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ from heads.base import Ranking, TransitionContext, probabilities, top_labels
 from heads.engines.linear_engine import LinearEngine
 from heads.engines.one_vs_rest import Column, OneVsRest, library
 from heads.engines.processes import Workers
-from zoo.core.cores import available_cores
+from zoo.core.cores import available_cores, in_threads
 from zoo.core.errors import MANY, UserError, check_low, check_range, first_line
 from zoo.core.ragged import Lists
 
@@ -127,8 +126,7 @@ class OneVsRestSvm(LinearEngine):
     def rank_rows(self, words: csr_array, k: int) -> Ranking:
         size = max(1, min(ROWS, DENSE // self.num_labels))
         blocks = [words[start : start + size] for start in range(0, max(words.shape[0], 1), size)]
-        with ThreadPoolExecutor(min(available_cores(), len(blocks))) as threads:  # SciPy's products release the GIL
-            tops = list(threads.map(lambda block: top_labels(torch.from_numpy(self._margins(block)), k), blocks))
+        tops = in_threads(lambda block: top_labels(torch.from_numpy(self._margins(block)), k), blocks)
         margins, labels = (torch.cat(part) for part in zip(*((top.scores, top.labels) for top in tops), strict=True))
         return Ranking(probabilities(self.slope * margins) * (labels >= 0), labels)
 

@@ -1,13 +1,19 @@
-"""CPU cores available to this process."""
+"""CPU cores available to this process, and threads on them."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 CGROUPS = Path("/sys/fs/cgroup")
 THREADS = "OMP_NUM_THREADS"
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def available_cores() -> int:
@@ -37,3 +43,11 @@ def limit_threads() -> None:
 
     if THREADS not in os.environ:
         torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
+
+
+def in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Results of a function that releases the GIL, in order; a single item needs no thread: its start takes longer."""
+    if len(items) <= 1:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(min(available_cores(), len(items))) as threads:
+        return list(threads.map(function, items))
