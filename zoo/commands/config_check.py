@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
+from zoo.core.console import note
 from zoo.core.errors import MAX_SEED, UserError, check_range, first_line
+from zoo.core.settings import flattened, parse_yaml
 
 
 def check_config(config: dict[str, Any]) -> None:
@@ -61,3 +63,15 @@ def broken_module(error: BaseException) -> str | None:
             name = frame.f_locals["name_module"]
             return f"module {name} cannot be imported: {type(error).__name__}: {first_line(error)}"
     return None
+
+
+def compare_settings(before: str, now: str) -> None:
+    """Refuse to resume a run with another model; a note lists other settings that have changed."""
+    old, new = (flattened({k: parse_yaml(text)[k] for k in ("model", "data", "stages")}) for text in (before, now))
+    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    if other := [key for key in changed if key.startswith(("model.backbone", "model.head"))]:
+        raise UserError(
+            f"the run to resume has another model ({', '.join(other)}): start a new one with another --name"
+        )
+    if changed:
+        note(f"settings that have changed since the run was started: {', '.join(changed)}")

@@ -24,7 +24,7 @@ from callbacks import KeepPredictions, LastCheckpoint, RunReport, Stage, StageAv
 from callbacks.last_checkpoint import Stopped
 from datamodules import TextDataModule
 from zoo.commands.catalog import import_parts
-from zoo.commands.config_check import broken_module, check_config
+from zoo.commands.config_check import broken_module, check_config, compare_settings
 from zoo.commands.experiment import OneLineParser, resolve_files
 from zoo.commands.own_modules import split_trust
 from zoo.commands.verbs import HINT, explain, one_line_errors
@@ -35,7 +35,7 @@ from zoo.core.lightning_internals import callbacks_of
 from zoo.core.metrics import MONITOR, best_mode
 from zoo.core.orphans import end_with_first_process
 from zoo.core.run_folder import RunFolder
-from zoo.core.settings import flattened, parse_yaml
+from zoo.core.settings import parse_yaml
 from zoo.training.checkpoint import read_checkpoint
 from zoo.training.checkpoint_io import AtomicCheckpointIO
 from zoo.training.loggers import WandbSettings, close_run, make_loggers, run_folder
@@ -56,6 +56,9 @@ SILENCED = (
 )
 UNLOGGED = ("Tip:", "Detected KeyboardInterrupt")
 BEST = {"monitor": MONITOR, "mode": best_mode(MONITOR), "filename": "best", "enable_version_counter": False}
+# Arguments of the trainer's methods that are no options.
+NO_OPTIONS = {"model", "datamodule", "verbose", "weights_only"}
+NO_OPTIONS |= {"dataloaders", "train_dataloaders", "val_dataloaders"}
 SHARDED = ("fsdp", "deepspeed", "xla", "single_xla")  # strategies that stages do not support
 PRECISIONS = (None, 16, 32, "16", "32", "bf16", "32-true", "16-mixed", "bf16-mixed")  # others change the weights
 OVERSUBSCRIBE = "ZOO_OVERSUBSCRIBE"  # allows more processes than cores
@@ -126,28 +129,11 @@ def choose_tokenizer(config: Namespace) -> None:
         warn(f"--data.tokenizer={data.tokenizer} is not the tokenizer of the encoder, {own}")
 
 
-def compare_settings(before: str, now: str) -> None:
-    """Refuse to resume a run with another model; a note lists other settings that have changed."""
-    old, new = (flattened({k: parse_yaml(text)[k] for k in ("model", "data", "stages")}) for text in (before, now))
-    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-    if other := [key for key in changed if key.startswith(("model.backbone", "model.head"))]:
-        raise UserError(
-            f"the run to resume has another model ({', '.join(other)}): start a new one with another --name"
-        )
-    if changed:
-        note(f"settings that have changed since the run was started: {', '.join(changed)}")
-
-
 class ZooCLI(LightningCLI):
     """Adds the run folder, the loggers, self-contained checkpoints, and the final test."""
 
     model: ZooModule
     datamodule: TextDataModule
-
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        loaders = {"dataloaders", "train_dataloaders", "val_dataloaders"}
-        return dict.fromkeys(("fit", "validate", "test"), loaders | {"model", "datamodule", "verbose", "weights_only"})
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("data.space", "model.space", apply_on="instantiate")
@@ -292,6 +278,17 @@ class ZooCLI(LightningCLI):
         self.trainer.test(verbose=False, weights_only=True, **kwargs)
 
 
+def cli_of(command: str) -> type[ZooCLI]:
+    """The command line with a parser for this command alone: building those of the others takes as long again."""
+
+    class CommandCLI(ZooCLI):
+        @staticmethod
+        def subcommands() -> dict[str, set[str]]:
+            return {command: NO_OPTIONS}
+
+    return CommandCLI
+
+
 def run(argv: list[str]) -> None:
     trust, argv = split_trust(argv)
     end_with_first_process()
@@ -304,7 +301,7 @@ def run(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         argv = resolve_files(argv, Path(folder), trust)
         try:
-            ZooCLI(
+            cli_of(argv[0])(
                 ZooModule,
                 TextDataModule,
                 subclass_mode_data=True,

@@ -120,14 +120,14 @@ def test_a_checkpoint_of_weights_alone_has_the_mean_too_and_serves_as_a_start(co
 @pytest.mark.kill
 @pytest.mark.parametrize(
     ("args", "every"),
-    [([], 0), (["--trainer.val_check_interval=2"], 1), ([ACCUMULATE], 1)],
-    ids=["epoch-ends", "mid-epoch", "accumulating"],
+    [([], 0), ([ACCUMULATE, "--trainer.val_check_interval=2"], 1)],
+    ids=["epoch-ends", "mid-epoch-while-accumulating"],
 )
 def test_a_killed_run_goes_on_to_the_bit(config, go, args, every):
     path = config(SHIFTED + "  - {name: after, epochs: 1}\n")
     whole = go(path, *args, name="whole")
     saving = ["--ckpt_path=last", f"--last.every_n_train_steps={every}"]
-    for batches in (BEGIN + 4, BATCHES, 4):  # since the start of each part
+    for batches in (BEGIN + 4, BATCHES + 4):  # since the start of each part
         Recorder.batches.clear()
         Recorder.kill_at = batches
         with pytest.raises(RuntimeError, match="killed"):
@@ -140,18 +140,17 @@ def test_a_killed_run_goes_on_to_the_bit(config, go, args, every):
 
 
 @pytest.mark.kill
-@pytest.mark.parametrize("args", [[], [ACCUMULATE]], ids=["plain", "accumulating"])
-def test_sigterm_and_a_finished_run_that_is_begun_again(config, go, args, read_metrics):
+def test_sigterm_and_a_finished_run_that_is_begun_again(config, go, read_metrics):
     path = config(SHIFTED)
-    whole = go(path, *args, name="whole")
+    whole = go(path, ACCUMULATE, name="whole")
     Recorder.batches.clear()
     Recorder.stop_at = BEGIN + 3
     with pytest.raises(SystemExit) as left:
-        go(path, *args, name="cut")
+        go(path, ACCUMULATE, name="cut")
     assert left.value.code == 128 + signal.SIGTERM
     Recorder.stop_at = None
     for _ in range(2):
-        cut = go(path, *args, "--ckpt_path=last", name="cut")
+        cut = go(path, ACCUMULATE, "--ckpt_path=last", name="cut")
         for name in ("last", "best"):
             (one, facts), (other, others) = state(whole, name), state(cut, name)
             assert facts == others

@@ -140,8 +140,8 @@ def test_a_killed_run_goes_on_in_its_folder_with_every_row_once_and_its_best_sco
 @pytest.mark.kill
 @pytest.mark.parametrize(
     ("stop", "args"),
-    [(2, []), (7, ["--trainer.accumulate_grad_batches=2"]), (1, ["--trainer.val_check_interval=2"])],
-    ids=["plain", "while-gradients-accumulate", "before-a-validation-inside-an-epoch"],
+    [(7, ["--trainer.accumulate_grad_batches=2"]), (1, ["--trainer.val_check_interval=2"])],
+    ids=["while-gradients-accumulate", "before-a-validation-inside-an-epoch"],
 )
 def test_sigterm_stops_after_a_batch_and_loses_no_row(config, go, stop, args):
     path = config()
@@ -205,15 +205,9 @@ def test_the_written_config_repeats_a_staged_run(config, go, read_metrics):
 
 
 DAMAGE = {  # values in the states of a run, and what an error has to mention
-    "loops": ("text", "loops"),
-    "loops/fit_loop/epoch_progress/total/ready": (-1, "ready"),
     "callbacks/StageSchedule/first_epoch": ("0", "first_epoch"),
     "callbacks/ModelCheckpoint/kth_best_model_path": ("/etc/passwd", "'/etc/passwd'"),
     "optimizer_states": ([], "optimizers"),
-    "optimizer_states/0/param_groups/0/lr": (float("nan"), "optimizer.lr"),
-    "optimizer_states/0/param_groups/0/betas": ("text", "betas"),
-    "optimizer_states/0/state/0/exp_avg": (torch.zeros(1), "exp_avg"),
-    "optimizer_states/0/state/0/step": (torch.tensor(-1.0), "steps"),
     "optimizer_states/0/state/1/exp_avg_sq/0": (float("inf"), "NaN or infinite"),
 }
 

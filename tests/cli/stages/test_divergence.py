@@ -32,10 +32,7 @@ def diverges(fails, tmp_path):
     [
         (LAST, [], BATCHES),
         (LAST, ["--trainer.limit_val_batches=0"], BATCHES),
-        (LAST, ["--trainer.check_val_every_n_epoch=2"], BATCHES),
-        (LAST, ["--stages.first.average_from=0"], BATCHES),
         (LAST, ["--stages.first.average_from=1", "--stages.first.average_every=100"], BATCHES),
-        (BATCHES + 1, ["--last.every_n_train_steps=1"], BATCHES + 1),
         (BATCHES + 1, ["--best.every_n_train_steps=1"], BATCHES),
         (BATCHES + 1, ["--stages.first.average_from=0", "--last.every_n_train_steps=1"], BATCHES + 1),
     ],
