@@ -16,6 +16,7 @@ from datamodules.batch import LabelSpace, Targets
 from heads.base import Head, Ranking, TransitionContext, top_labels
 from heads.graph.label_graph import co_occurrence
 from zoo.core.errors import UserError, check_low, check_width
+from zoo.core.ragged import Lists
 
 LIMIT = 16_384  # labels of a dense matrix of walks: 2 GB per copy
 ITERATIONS = 8  # of the randomised singular value decomposition
@@ -89,6 +90,13 @@ class DXML(Head):
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self.is_embedded, self.is_memorized = self.steps.tolist()
+
+    def check_indices(self) -> None:
+        starts, labels = self.memory_starts.cpu().numpy(), self.memory_labels.cpu().numpy()
+        try:
+            Lists(starts, labels[: starts[-1]]).check(len(self.memory), self.num_labels)  # the rest is room
+        except ValueError as error:
+            raise UserError(f"the labels of the training documents in the checkpoint are damaged: {error}") from error
 
     @property
     def pending(self) -> tuple[str, ...]:

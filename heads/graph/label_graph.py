@@ -9,6 +9,7 @@ from scipy.sparse import csr_array, lil_array
 from torch import Tensor, nn
 
 from datamodules.batch import Targets
+from zoo.core.errors import UserError
 
 
 def co_occurrence(targets: Targets, num_labels: int) -> csr_array:
@@ -49,6 +50,10 @@ class LabelGraph(nn.Module):
         self.register_buffer("weights", torch.zeros(self.neighbours.shape))
         self.register_buffer("filled", torch.tensor(False))
         self.weights[:, 0] = 1
+
+    def check_indices(self) -> None:
+        if int(self.neighbours.min()) < 0 or int(self.neighbours.max()) >= len(self.neighbours):
+            raise UserError("the label graph of the checkpoint is damaged: it has edges to labels that do not exist")
 
     @torch.no_grad()
     def fill(self, matrix: csr_array) -> None:

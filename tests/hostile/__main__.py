@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 
 from tests.hostile import cases as packages
-from tests.hostile.case import GOOD, MEANING, VERDICTS, Box, Case
-from tests.hostile.models import MODELS, train
+from tests.hostile.case import GOOD, MEANING, MODEL_NAMES, VERDICTS, Box, Case
+from tests.hostile.models import train
 from tests.hostile.sandbox import Result, end_processes_in
 
 SLACK_SECONDS = 600  # for a case as a whole: each of its runs has a limit of its own
@@ -77,7 +77,7 @@ def described(result: Result) -> str:
 def run_all(chosen: Sequence[tuple[str, Case]], folder: Path, jobs: int) -> list[Verdict]:
     """Run cases, each in a fork of this process."""
     needed = {name for _, case in chosen for name in case.models}
-    models = {name: train(name, folder / "models" / name) for name in MODELS if name in needed}
+    models = {name: train(name, folder / "models" / name) for name in MODEL_NAMES if name in needed}
     verdicts: list[Verdict] = []
     waiting, running = list(reversed(chosen)), dict[Connection, tuple[int, str, Case, float, Path]]()
     while waiting or running:

@@ -31,7 +31,7 @@ MEANING = {
 }
 ERROR, WORKS, EITHER = (ONE_LINE,), (SURVIVED,), GOOD
 CANARY = "canary"
-MODEL_NAMES = ("linear", "svm", "parabel", "tree", "httn", "bert", "blend")
+MODEL_NAMES = ("linear", "svm", "parabel", "tree", "httn", "bert", "blend", "dense", "dxml", "pair")
 MAX_LINE = 1000  # characters of an error
 # Programs that libraries start by themselves, such as `uname` by the standard library.
 USUAL_PROGRAMS = ("uname", "lscpu", "file", "ldconfig", "/sbin/ldconfig", "gcc", "cc", "git", "nvidia-smi", "fc-list")

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from zoo.commands.static_index import concrete_classes
 from zoo.commands.usage import first_sentence, page, section
-from zoo.core.errors import UserError
+from zoo.core.errors import UserError, printable
 from zoo.core.parts import KINDS, Kind, load_plugins
 from zoo.core.shipped import shipped_experiments
 
@@ -47,7 +47,7 @@ def list_parts(*, experiments: str | None = None) -> None:
     for title, kind in KINDS.items():
         found[title] = {one.node.name: first_sentence(one.doc) for one in concrete_classes(*kind)}
         for module, member in plugin_classes(plugins, kind):
-            found[title][member.__name__] = f"{first_sentence(inspect.getdoc(member))}  [{module.__name__}]"
+            found[title][member.__name__] = f"{printable(first_sentence(inspect.getdoc(member)))}  [{module.__name__}]"
     files = sorted(Path(experiments).glob("*.yaml") if experiments else shipped_experiments().values())
     found["experiments"] = {file.stem: leading_comment(file) for file in files}
     width = shutil.get_terminal_size().columns
@@ -55,8 +55,10 @@ def list_parts(*, experiments: str | None = None) -> None:
 
 
 def plugin_classes(plugins: list[ModuleType], kind: Kind) -> Iterator[tuple[ModuleType, type]]:
+    if kind.base.partition(":")[0] not in sys.modules:
+        return  # no plug-in has imported this base
+    base = pkgutil.resolve_name(kind.base)
     for module in plugins:
-        base = pkgutil.resolve_name(kind.base)  # plug-ins have imported torch already
         for _, member in inspect.getmembers(module, inspect.isclass):
             if issubclass(member, base) and not inspect.isabstract(member):
                 yield module, member
@@ -64,4 +66,4 @@ def plugin_classes(plugins: list[ModuleType], kind: Kind) -> Iterator[tuple[Modu
 
 def leading_comment(file: Path) -> str:
     lines = file.read_text("utf8").splitlines()
-    return first_sentence(" ".join(line.lstrip("# ") for line in lines if line.startswith("#")))
+    return printable(first_sentence(" ".join(line.lstrip("# ") for line in lines if line.startswith("#"))))

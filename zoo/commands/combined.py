@@ -126,10 +126,10 @@ def write_run(
     folder.write_config(yaml.safe_dump({"name": name, "members": every["members"]}))
     ids = list(first.data.prepared.rows(split).ids())
     folder.write_predictions(prediction_table(kept, ids), label_table(first.space))
-    folder.write_results(every, values)
     checkpoint = folder.path / CHECKPOINTS / "best.ckpt"
     checkpoint.parent.mkdir()
     made.save(checkpoint)
+    folder.write_results(every, values)  # last: a run without them is unfinished
     Console().print(tables(f"{name} on {runs[0].corpus}: {'validation' if split == 'val' else split}", values))
     print_summary(models=str(len(members)), folder=str(folder.path), checkpoint=str(checkpoint))
 

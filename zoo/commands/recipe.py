@@ -235,12 +235,14 @@ def apply_recipe(
     if name not in RECIPES:
         raise UserError(f"unknown recipe {name!r}: {' and '.join(RECIPES)} is what there is")
     seconds = parse_budget(budget or stated)
+    given = [option for option in joined(options) if option.startswith(("--data=", "--data."))]
+    if "data" not in experiment and not given:
+        raise UserError("a recipe picks models for a corpus: name one with --data, such as --data Reuters")
     file = folder / "data.yaml"
-    file.write_text(yaml.safe_dump({"data": experiment["data"]}), "utf8")
+    file.write_text(yaml.safe_dump({key: experiment[key] for key in experiment if key == "data"}), "utf8")
     parser = OneLine()
     parser.add_argument("--config", action="config")
     parser.add_subclass_arguments(TextDataModule, "data")
-    given = [option for option in joined(options) if option.startswith(("--data=", "--data."))]
     data = parser.instantiate_classes(parser.parse_args([f"--config={file}", *given])).data
     found = blend(Facts.of(data), seconds)
     for key in [key for key in found if "." in key]:

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from zoo.core.console import warn
+from zoo.core.errors import first_line
 
 GROUP = "zoo.plugins"
 
@@ -40,7 +41,14 @@ def load_plugins(package: str | None = None) -> list[ModuleType]:
         if package is not None and point.module.split(".")[0] != package:
             continue
         try:
-            modules.append(point.load())
-        except Exception as error:  # a broken plug-in must not stop a run that does not need it
-            warn(f"plug-in {point.name} cannot be loaded: {error}")
+            found = point.load()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a broken plug-in must not stop a run that does not need it, nor may sys.exit
+            warn(f"plug-in {point.name} cannot be loaded: {first_line(error)}")
+            continue
+        if isinstance(found, ModuleType):
+            modules.append(found)
+        else:
+            warn(f"plug-in {point.name} is left out: its entry point {point.value} is not a module")
     return modules

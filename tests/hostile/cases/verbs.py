@@ -306,9 +306,9 @@ def cases(seed: int) -> list[Case]:
         Case("sweep-known-folder-broken", ["sweep", "--sweep=s.yaml", "--out=out"], ERROR,
              {"s.yaml": SWEEP, "out/sweep.yaml": "[1]"}),
         Case("sweep-storage-broken", ["sweep", "--sweep=s.yaml", "--out=out", "--storage=tiny.yaml"], ERROR,
-             {"s.yaml": SWEEP}, options={"timeout": 120}),
+             {"s.yaml": SWEEP}, options={"timeout": 300}),
         Case("sweep-key-unknown", ["sweep", "--config=tiny.yaml", "--grid", "model.head.nothing=1", "--out=out"], ERROR,
-             options={"timeout": 120}),
+             options={"timeout": 300}),
     ]  # fmt: skip
     for id, (name, content, expect) in LABELS.items():
         argv = ["add-labels", "--ckpt=httn.ckpt", f"--input={name}", "--out=new.ckpt"]
