@@ -29,6 +29,7 @@ from zoo.core.lightning_internals import callbacks_of, is_fast_dev_run
 from zoo.core.metrics import (
     GROUP_TITLES,
     HEADLINE_METRICS,
+    HIERARCHICAL_METRICS,
     KS,
     LABEL_METRICS,
     MACRO_K,
@@ -40,7 +41,7 @@ from zoo.core.run_folder import RunFolder
 from zoo.training.calibration import KINDS
 from zoo.training.ranking_model import BackboneWithHead
 
-COMMON = {*RANKING_METRICS, "microF1", "macroF1", "threshold"}  # of all heads; others belong to one head
+COMMON = {*RANKING_METRICS, *HIERARCHICAL_METRICS, "microF1", "macroF1", "threshold"}  # others belong to one head
 
 
 class RunReport(pl.Callback):
@@ -165,7 +166,7 @@ def partial_reasons(trainer: pl.Trainer, has_fitted: bool) -> list[str]:
 def tables(title: str, metrics: Mapping[str, float]) -> Group:
     """Format metrics in %: of rankings, macro averages by label frequency, of the head's parts, and its own."""
     ranking = Table("in %", *(f"@{k}" for k in KS))
-    for name in RANKING_METRICS:
+    for name in (*RANKING_METRICS, *(name for name in HIERARCHICAL_METRICS if f"{name}@{KS[0]}" in metrics)):
         ranking.add_row(name, *(percent(metrics[f"{name}@{k}"]) for k in KS))
     labels = Table("labels by training documents", "measured", *(f"macro {name}@{MACRO_K}" for name in LABEL_METRICS))
     for group, group_title in GROUP_TITLES.items():

@@ -48,6 +48,9 @@ class TrainerContext(TransitionContext):
     def train_targets(self) -> Targets:
         return self.data.train_targets()
 
+    def train_ids(self) -> list[str]:
+        return list(self.data.prepared.rows("train").ids())
+
     def train_words(self, lead: int = 0) -> csr_array:
         return self.data.train_words(lead)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from zoo.core.errors import UserError
 from zoo.core.errors import check_low as check_low
 
 T = TypeVar("T")
+NEIGHBORS = 3  # similar documents that explain a label
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,19 @@ class Ranking:
 
     scores: Tensor  # (batch, k), probabilities
     labels: Tensor  # (batch, k) int64
+
+
+class Neighbors(NamedTuple):
+    """Similar training documents of labels, the most similar first; padded with row -1."""
+
+    rows: Tensor  # (batch, n, documents) int64
+    cosines: Tensor  # (batch, n, documents)
+    ids: list[str]  # of all training documents; empty if unknown
+
+    def of(self, document: int, place: int) -> list[tuple[str, float]]:
+        """Id, or else row, and cosine of each neighbor of a label."""
+        found = zip(self.rows[document, place].tolist(), self.cosines[document, place].tolist(), strict=True)
+        return [(self.ids[row] if row < len(self.ids) else str(row), cosine) for row, cosine in found if row >= 0]
 
 
 class TransitionContext:
@@ -47,6 +61,7 @@ class TransitionContext:
         epoch: epoch within the stage, from 0; 0 when the stage is entered.
         first: whether this is the first process. After the transition, its head is broadcast to all others.
         batch_size: documents per batch of features.
+        ids: ids of the training documents, in corpus order; empty if unknown.
     """
 
     def __init__(
@@ -61,7 +76,9 @@ class TransitionContext:
         epoch: int = 0,
         first: bool = True,
         batch_size: int = 256,
+        ids: Sequence[str] = (),
     ) -> None:
+        self.ids = list(ids)
         self.features, self.targets, self.words, self.val, self.labels = features, targets, words, val, list(labels)
         self.backbone, self.seed, self.epoch, self.first = backbone, seed, epoch, first
         self.batch_size = batch_size
@@ -78,6 +95,10 @@ class TransitionContext:
         `datamodules.prepare.bags`.
         """
         return present(self.words, "words")
+
+    def train_ids(self) -> list[str]:
+        """Ids of the training documents, in corpus order; empty if unknown."""
+        return self.ids
 
     def augmented(self, words: csr_array, targets: Targets, rows: Tensor | None = None) -> tuple[csr_array, Targets]:
         """Append the stage's augmented copies to word weights and labels of all training documents, or of `rows`.
@@ -204,6 +225,10 @@ class Head(nn.Module, ABC):
 
         Of label -1 anything. None if the head does not know: the gradient of the score is used then.
         """
+        return None
+
+    def neighbors(self, features: Features, labels: Tensor) -> Neighbors | None:
+        """The most similar training documents with each of `labels` (batch, n); None if the head has none in store."""
         return None
 
     @property

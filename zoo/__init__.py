@@ -7,8 +7,9 @@ from zoo.core.lazy import lazy_names
 if TYPE_CHECKING:
     from zoo.core.errors import UserError
     from zoo.core.version import __version__
-    from zoo.training.spans import Span
-    from zoo.training.tagger import Tag, Tagger, Tags, load
+    from zoo.training.spans import Similar, Span
+    from zoo.training.tagger import Tagger, load
+    from zoo.training.tags import Tag, Tags
 
-__all__ = ["Span", "Tag", "Tagger", "Tags", "UserError", "__version__", "load"]
+__all__ = ["Similar", "Span", "Tag", "Tagger", "Tags", "UserError", "__version__", "load"]
 __getattr__, __dir__ = lazy_names(__name__)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from backbones.base import Features
 from datamodules.batch import Batch, LabelSpace, Targets
-from heads.base import Head, Ranking, TransitionContext, probabilities, top_candidates
+from heads.base import Head, Neighbors, Ranking, TransitionContext, probabilities, top_candidates
 from heads.blend.boosting import BoostedTrees, Boosting, library
 from heads.blend.candidate_pairs import Examples, Pairs, collect, examples, take
 from heads.blend.candidate_union import Candidates, union
@@ -24,6 +24,7 @@ from heads.tail.rankings import Metric, metric_sums, truncate
 from heads.tail.reranker import MAX_EXPONENT, OutOfFold
 from zoo.core.errors import MANY, UserError, check_low, check_range, check_width
 
+TINY = 1e-12
 ENOUGH = 10_000  # labels of the validation documents from which the ranker is fitted to them
 LOGGED: tuple[Metric, ...] = (("P", 1), ("P", 5), ("nDCG", 5), ("PSP", 1), ("PSP", 5))
 KEPT: tuple[Metric, ...] = (("P", 1), ("P", 5))
@@ -191,6 +192,28 @@ class Blend(Head):
         logits = torch.full(candidates.labels.shape, -torch.inf, dtype=torch.float64)
         logits[candidates.known] = self.trees(self.features(candidates))
         return logits
+
+    def token_contributions(self, features: Features, labels: Tensor) -> Tensor | None:
+        """Mean over the members that know, each divided by its sum."""
+        each = []
+        for member in self.inner_heads.values():
+            found = member.token_contributions(features, labels)
+            if found is None and features.batch is not None and member.needs_tokens:
+                found = member.attention_weights(features, labels.clamp_min(0))
+                whole = found is not None and found.shape[2] == features.batch.ids.shape[1]
+                found = found if whole else None  # token states of the backbone may not be tokens of the batch
+            if found is not None:
+                found = found.cpu().clamp_min(0)
+                each.append(found / found.sum(2, keepdim=True).clamp_min(TINY))
+        return torch.stack(each).mean(0) if each else None
+
+    def neighbors(self, features: Features, labels: Tensor) -> Neighbors | None:
+        if features.batch is not None:
+            for group in self.features.groups:
+                if isinstance(group, Neighbours) and group.learned:
+                    return group.neighbors(features.batch, labels)
+        found = (member.neighbors(features, labels) for member in self.inner_heads.values())
+        return next((neighbors for neighbors in found if neighbors is not None), None)
 
     # --- the ranker
 

@@ -12,10 +12,10 @@ from scipy.sparse import coo_array, csr_array, diags_array
 from torch import Tensor, nn
 
 from backbones.tfidf import TfIdf, smooth_idf
-from datamodules.batch import LabelSpace
-from heads.base import Ranking, TransitionContext
+from datamodules.batch import Batch, LabelSpace
+from heads.base import NEIGHBORS, Neighbors, Ranking, TransitionContext
 from heads.blend.candidate_union import Candidates
-from heads.blend.sparse import nearest, pack, unpack, values_at, votes
+from heads.blend.sparse import nearest, pack, pack_texts, unpack, unpack_texts, values_at, votes, with_labels
 from heads.tree.label_tree import label_matrix
 from zoo.core.errors import check_low, check_width
 
@@ -112,6 +112,7 @@ class Neighbours(PairFeatures):
         self.text_weights, self.lead_weights = TfIdf(space, min_documents), TfIdf(space, min_documents)
         self.indexes: list[csr_array] = []  # (vocabulary, documents) of both parts
         self.labels: csr_array | None = None  # (documents, num_labels)
+        self.ids: list[str] = []  # of the documents; empty if unknown
 
     @property
     def learned(self) -> bool:
@@ -127,6 +128,8 @@ class Neighbours(PairFeatures):
             index.sort_indices()
             self.indexes.append(index)
         self.labels = label_matrix(ctx.train_targets().to("cpu").take(rows), self.num_labels)
+        ids = ctx.train_ids()
+        self.ids = [ids[row] for row in rows.tolist()] if ids else []
 
     def forward(self, candidates: Candidates) -> Tensor:
         assert self.labels is not None
@@ -149,19 +152,28 @@ class Neighbours(PairFeatures):
         cosines = near.scores.float() * (near.labels >= 0)
         return (cosines.unsqueeze(-1) * torch.from_numpy(has)).amax(1)
 
+    def neighbors(self, batch: Batch, labels: Tensor) -> Neighbors | None:
+        """Training documents with similar texts that have each of `labels` (docs, n)."""
+        if self.labels is None:
+            return None
+        near = nearest(self.text_weights.matrix(self.text_weights.counts(batch)), self.indexes[0], self.k)
+        return Neighbors(*with_labels(near, self.labels, labels.cpu().clamp_min(0).numpy(), NEIGHBORS), self.ids)
+
     def get_extra_state(self) -> dict[str, Any] | None:
         if self.labels is None:
             return None
         text, lead = self.indexes
-        return {"text": pack(text), "lead": pack(lead), "labels": pack(self.labels)}
+        ids = {"ids": pack_texts(self.ids)} if self.ids else {}
+        return {"text": pack(text), "lead": pack(lead), "labels": pack(self.labels)} | ids
 
     def set_extra_state(self, state: dict[str, Any] | None) -> None:
-        self.indexes, self.labels = [], None
+        self.indexes, self.labels, self.ids = [], None, []
         if state is not None:
             what = "the index of training documents"
             labels = unpack(state.get("labels"), what, None, self.num_labels)
             shape = (self.vocab_size, labels.shape[0])
             self.indexes, self.labels = [unpack(state.get(part), what, *shape) for part in ("text", "lead")], labels
+            self.ids = unpack_texts(state.get("ids"), "the ids of training documents", labels.shape[0])
 
 
 class LabelWords(PairFeatures):

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
+from torch import Tensor
 
 from heads.base import Ranking, top_labels
 from zoo.core.cores import in_threads
@@ -60,6 +61,44 @@ def votes(neighbours: Ranking, power: float, documents: int) -> csr_array:
     matrix.resize(len(shares), documents)
     matrix.sum_duplicates()  # several missing neighbours have the place of the first document
     return matrix
+
+
+def with_labels(found: Ranking, has_label: csr_array, labels: np.ndarray, count: int) -> tuple[Tensor, Tensor]:
+    """Rows and cosines of the first `count` neighbors that have each label, (docs, labels, count), padded with -1.
+
+    Args:
+        found: nearest rows of each document.
+        has_label: labels of the rows, (rows, num_labels), with sorted indices.
+        labels: (docs, labels).
+        count: number of neighbors per label.
+    """
+    rows = found.labels.clamp_min(0).numpy()
+    has = torch.from_numpy(values_at(has_label, rows[:, None, :], labels[:, :, None]) > 0)  # (docs, labels, k)
+    has &= (found.labels >= 0).unsqueeze(1)
+    order = has.to(torch.uint8).argsort(dim=2, descending=True, stable=True)[:, :, :count]
+    shape = (*labels.shape, rows.shape[1])
+    known = has.gather(2, order)
+    numbers = found.labels.unsqueeze(1).expand(shape).gather(2, order).masked_fill(~known, -1)
+    return numbers, found.scores.unsqueeze(1).expand(shape).gather(2, order).float() * known
+
+
+def pack_texts(texts: list[str]) -> Tensor:
+    """Texts as the bytes of a tensor."""
+    joined = "\0".join(text.replace("\0", " ") for text in texts).encode()
+    return torch.from_numpy(np.frombuffer(joined, np.uint8).copy())
+
+
+def unpack_texts(state: Any, what: str, most: int) -> list[str]:
+    """Texts of `pack_texts`, at most so many; a `UserError` if they are damaged. None has none."""
+    if state is None:
+        return []
+    try:
+        texts = str(state.cpu().numpy().tobytes(), "utf8").split("\0")
+        if state.dtype != torch.uint8 or len(texts) > most:
+            raise ValueError(f"{len(texts):,} texts of type {state.dtype}")
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"{what} of the checkpoint: damaged, {first_line(error)}") from error
+    return texts
 
 
 def pack(matrix: csr_array) -> dict[str, Any]:

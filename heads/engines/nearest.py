@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_array
+from torch import Tensor
 
-from datamodules.batch import LabelSpace
-from heads.base import Ranking, TransitionContext
-from heads.blend.sparse import nearest, pack, unpack, votes
-from heads.engines.linear_engine import LinearEngine
+from backbones.base import Features
+from datamodules.batch import LabelSpace, Targets
+from heads.base import NEIGHBORS, Neighbors, Ranking, TransitionContext
+from heads.blend.sparse import nearest, pack, pack_texts, unpack, unpack_texts, votes, with_labels
+from heads.engines.linear_engine import Documents, LinearEngine
 from zoo.core.errors import check_range, check_width
 
 MAX_POWER = 100  # then only the nearest neighbour counts
@@ -36,6 +38,7 @@ class NearestNeighbours(LinearEngine):
         self.settings |= {"k": k, "power": power}
         self.index: csr_array | None = None  # (features, documents)
         self.labels: csr_array | None = None  # (documents, num_labels)
+        self.ids: list[str] = []  # of the documents; empty if unknown
 
     @property
     def fitted(self) -> bool:
@@ -51,6 +54,16 @@ class NearestNeighbours(LinearEngine):
         assert self.index is not None
         assert self.labels is not None
         return nearest(votes(nearest(words, self.index, self.k), self.power, self.labels.shape[0]), self.labels, k)
+
+    def _fit(self, documents: Documents, targets: Targets, rows: Tensor | None, ctx: TransitionContext) -> None:
+        super()._fit(documents, targets, rows, ctx)
+        self.ids = ctx.train_ids() if rows is None else []  # a part of the documents is never explained
+
+    def neighbors(self, features: Features, labels: Tensor) -> Neighbors | None:
+        if self.index is None or self.labels is None:
+            return None
+        found = nearest(self.matrix(self._documents(features)), self.index, self.k)
+        return Neighbors(*with_labels(found, self.labels, labels.cpu().clamp_min(0).numpy(), NEIGHBORS), self.ids)
 
     def evidence(self, ids: np.ndarray, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Shares of words in the cosines of the neighbours that have the label, times the votes of these."""
@@ -68,11 +81,13 @@ class NearestNeighbours(LinearEngine):
     def get_extra_state(self) -> dict[str, Any] | None:
         if self.index is None or self.labels is None:
             return None
-        return {"index": pack(self.index), "labels": pack(self.labels)}
+        ids = {"ids": pack_texts(self.ids)} if self.ids else {}
+        return {"index": pack(self.index), "labels": pack(self.labels)} | ids
 
     def set_extra_state(self, state: dict[str, Any] | None) -> None:
-        self.index = self.labels = None
+        self.index, self.labels, self.ids = None, None, []
         if state is not None:
             what = "the index of training documents"
             labels = unpack(state.get("labels"), what, None, self.num_labels)
             self.index, self.labels = unpack(state.get("index"), what, self.num_features, labels.shape[0]), labels
+            self.ids = unpack_texts(state.get("ids"), "the ids of training documents", labels.shape[0])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
-from heads.base import Head, Ranking, TransitionContext
+from heads.base import Head, Neighbors, Ranking, TransitionContext
 from heads.graph.label_graph import LabelGraph, co_occurrence, given_second, mix
 from zoo.core.errors import UserError, check_low, check_width
 
@@ -104,3 +104,9 @@ class GLaS(Head):
 
     def attention_weights(self, features: Features, labels: Tensor) -> Tensor | None:
         return self.inner.attention_weights(features, labels)
+
+    def token_contributions(self, features: Features, labels: Tensor) -> Tensor | None:
+        return self.inner.token_contributions(features, labels)
+
+    def neighbors(self, features: Features, labels: Tensor) -> Neighbors | None:
+        return self.inner.neighbors(features, labels)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
-from heads.base import Head, Ranking
+from heads.base import Head, Neighbors, Ranking
 from zoo.core.errors import UserError, check_width
 from zoo.core.metrics import CORPUS_METRICS, DOCUMENT_METRICS, RANKING_METRICS, RankedDocuments
 from zoo.core.ragged import Lists
@@ -43,6 +43,12 @@ class CandidateHead(Head):
 
     def attention_weights(self, features: Features, labels: Tensor) -> Tensor | None:
         return self.inner.attention_weights(features, labels)
+
+    def token_contributions(self, features: Features, labels: Tensor) -> Tensor | None:
+        return self.inner.token_contributions(features, labels)
+
+    def neighbors(self, features: Features, labels: Tensor) -> Neighbors | None:
+        return self.inner.neighbors(features, labels)
 
 
 def parse_metric(text: str, setting: str) -> Metric:

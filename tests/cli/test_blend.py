@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -106,6 +108,14 @@ def test_finished_runs_as_one_model(members, tmp_path, capsys):
     for row, tags in enumerate(tagger.tag(texts, k=3)):
         assert [tagger.names.index(tag.label) for tag in tags] == kept["labels"][row].as_py()[:3]
         assert [tag.score for tag in tags] == pytest.approx(kept["scores"][row].as_py()[:3], abs=1e-5)
+    known = {document.id for document in sample.documents("train")}
+    for tag in tagger.tag(texts[:1], k=3, explain=True)[0]:
+        assert {texts[0][span.start : span.end] for span in tag.spans} <= set(re.findall(r"\w+", texts[0]))
+        assert {document.id for document in tag.documents} <= known
+        assert 0 < len(tag.documents) <= 3
+    main(["calibrate", f"--ckpt={file}", f"--out={tmp_path / 'calibrated.ckpt'}", "--device=cpu", "--target=labels=3"])
+    calibrated = zoo.load(tmp_path / "calibrated.ckpt", "cpu")
+    assert 0 < np.mean([len(tags) for tags in calibrated.tag(texts, threshold="auto")]) < 10
     capsys.readouterr()
     main(["compare", *map(str, members), str(run.path)])
     assert "both" in capsys.readouterr().out

@@ -100,6 +100,9 @@ class CorpusContext(SingleProcess):
         super().__init__(targets=data.train_targets(), seed=seed)
         self.data = data
 
+    def train_ids(self) -> list[str]:
+        return list(self.data.prepared.rows("train").ids())
+
     def train_words(self, lead: int = 0) -> csr_array:
         return self.data.train_words(lead)
 

@@ -10,7 +10,8 @@ from zoo.core.console import note, progress_bar
 from zoo.core.errors import check_low
 from zoo.core.windows import arriving, windows
 from zoo.training.arguments import check_limits
-from zoo.training.tagger import Tag, load
+from zoo.training.tagger import load
+from zoo.training.tags import Tag
 
 
 def predict(
@@ -21,6 +22,7 @@ def predict(
     k: int | None = None,
     threshold: float | Literal["auto", "tuned"] = 0.0,
     explain: bool = False,
+    ancestors: bool = False,
     text_column: str = "text",
     id_column: str = "id",
     batch_size: int = 64,
@@ -38,7 +40,9 @@ def predict(
         k: maximum number of labels per document (default: 5, or 100 with automatic thresholds).
         threshold: minimum score of a label; `auto` uses the thresholds of `zoo calibrate`, or else `tuned`, the single
             one with the best micro-F1 on the validation documents.
-        explain: also write the words that speak for each label, as spans of characters with weights; slower.
+        explain: also write the words that speak for each label, as spans of characters with weights, and the most
+            similar training documents of models that compare with these; slower.
+        ancestors: add the ancestors of labels, for models of labels with parents.
         text_column: column of the text.
         id_column: column of the document id; documents without one are numbered.
         batch_size: documents per batch.
@@ -64,7 +68,7 @@ def predict(
     with opened_output(out) as sink, progress_bar("Predicting") as bar:
         advance = bar(None)
         for part in parts:
-            found = tagger.stream((text for _, text in part), k, least, explain)
+            found = tagger.stream((text for _, text in part), k, least, explain, ancestors)
             for (id, _), tags in zip(part, found, strict=True):
                 labels = [as_json(tag, explain) for tag in tags]
                 sink.write(json_line({"id": id, "labels": labels}, sink.encoding))
@@ -80,7 +84,9 @@ def predict(
 
 def as_json(tag: Tag, explain: bool) -> dict[str, Any]:
     """A label as it is written."""
-    found = {"label": tag.label, "score": round(tag.score, 6)}
+    found: dict[str, Any] = {"label": tag.label, "score": round(tag.score, 6)}
     if not explain:
         return found
-    return found | {"spans": [{"start": s.start, "end": s.end, "weight": round(s.weight, 6)} for s in tag.spans]}
+    spans = [{"start": span.start, "end": span.end, "weight": round(span.weight, 6)} for span in tag.spans]
+    near = [{"id": document.id, "similarity": round(document.similarity, 6)} for document in tag.documents]
+    return found | {"spans": spans} | ({"documents": near} if near else {})

@@ -1,6 +1,6 @@
 """Definitions of all metrics, on plain arrays; training, significance tests and reports share them.
 
-To add a metric, add an entry to `DOCUMENT_METRICS`, `CORPUS_METRICS` or `LABEL_METRICS`.
+To add a metric, add an entry to `DOCUMENT_METRICS`, `CORPUS_METRICS`, `HIERARCHICAL_METRICS` or `LABEL_METRICS`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,14 @@ GROUP_TITLES = {  # of `label_groups`; the ranges are numbers of training docume
 }
 
 
+class Overlap(NamedTuple):
+    """Numbers of labels and ancestors of each document: candidates and true ones, and what both have in common."""
+
+    shared: Floats
+    predicted: Floats
+    true: Floats
+
+
 @dataclass(frozen=True)
 class RankedDocuments:
     """Documents with labels and their ranked candidates.
@@ -46,11 +54,13 @@ class RankedDocuments:
         truth: distinct labels of each document, at least one.
         found: candidate labels of each document, best first.
         weights: inverse propensity of each label.
+        closures: each label with its ancestors; None without a hierarchy.
     """
 
     truth: Lists
     found: Lists
     weights: Floats
+    closures: Lists | None = None
 
     def __len__(self) -> int:
         return len(self.truth.sizes)
@@ -88,6 +98,31 @@ class RankedDocuments:
         weights = discount(places) if discounted else 1.0
         return np.bincount(self.truth.rows, self._best_gains * weights * (places < k), len(self)).astype(float)
 
+    def overlap(self, k: int) -> Overlap:
+        """Labels and ancestors of the first k candidates and of the truth."""
+        if k not in self._overlaps:
+            self._overlaps[k] = self._overlap(k)
+        return self._overlaps[k]
+
+    @cached_property
+    def _overlaps(self) -> dict[int, Overlap]:
+        return {}
+
+    def _overlap(self, k: int) -> Overlap:
+        found, truth = self._closed(self.found.chosen(self.found.places < k)), self._closed(self.truth)
+        common = np.isin(found, truth, assume_unique=True)
+        rows = (found[common], found, truth)
+        shared, predicted, true = (np.bincount(part // len(self.weights), minlength=len(self)) for part in rows)
+        return Overlap(shared.astype(float), predicted.astype(float), true.astype(float))
+
+    def _closed(self, lists: Lists) -> NDArray[np.int64]:
+        """Pairs of documents and their labels or ancestors, as document * labels + label, distinct."""
+        assert self.closures is not None
+        sizes = self.closures.sizes[lists.values]
+        each = Lists.of_sizes(sizes, np.zeros(sizes.sum(), np.int64))
+        values = self.closures.values[self.closures.offsets[lists.values].repeat(sizes) + each.places]
+        return np.unique(lists.rows.repeat(sizes) * len(self.weights) + values)
+
     def ideal(self, k: int) -> Floats:
         """Largest sum of discounts that k candidates can reach, (documents,)."""
         reached = np.concatenate([[0.0], np.cumsum(discount(np.arange(k)))])
@@ -109,6 +144,14 @@ CORPUS_METRICS: dict[str, Callable[[RankedDocuments, int], tuple[Floats, Floats]
         ranked.hits(k, ranked.gains * ranked.discounts) / ranked.ideal(k),
         ranked.best(k, discounted=True) / ranked.ideal(k),
     ),
+}
+
+# The same for labels with parents: precision, recall and F1 of the first k candidates, where both these and the true
+# labels are extended by all their ancestors (Kiritchenko et al. 2006).
+HIERARCHICAL_METRICS: dict[str, Callable[[RankedDocuments, int], tuple[Floats, Floats]]] = {
+    "hP": lambda ranked, k: (ranked.overlap(k).shared, ranked.overlap(k).predicted),
+    "hR": lambda ranked, k: (ranked.overlap(k).shared, ranked.overlap(k).true),
+    "hF": lambda ranked, k: (2 * ranked.overlap(k).shared, ranked.overlap(k).predicted + ranked.overlap(k).true),
 }
 
 RANKING_METRICS = (*DOCUMENT_METRICS, *CORPUS_METRICS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from heads.base import Ranking
 from heads.blend.blend import Blend
 from zoo.core.errors import UserError
 from zoo.training.ensemble_tagger import EnsembleTagger
+from zoo.training.explain import Explanations, neighbors, similar
 from zoo.training.stored import migrated
 from zoo.training.tagger import Tagger, tagger_of
 
@@ -57,6 +59,17 @@ class BlendTagger(EnsembleTagger):
             width = ranking.labels.shape[1]
             scores[rows, :width], labels[rows, :width] = ranking.scores, ranking.labels
         return Ranking(scores, labels), torch.stack([is_known for _, is_known in found]).any(0)
+
+    def explain_texts(self, texts: list[str], labels: Tensor) -> Explanations:
+        """Words by the members, and the training documents that the blend compares with."""
+        found = super().explain_texts(texts, labels)
+        for rows, batch in self.ranker.batches(texts, [[] for _ in texts]):
+            near = neighbors(self.ranker.module, batch, labels[rows])
+            for i, row in enumerate(rows):
+                for place, label in enumerate(labels[row].tolist()):
+                    if near is not None and label >= 0:
+                        found[row][place] = replace(found[row][place], documents=similar(near, i, place))
+        return found
 
 
 def blend_of(

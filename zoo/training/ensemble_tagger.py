@@ -16,7 +16,7 @@ from zoo.training.arguments import checked_path
 from zoo.training.calibration import Calibration
 from zoo.training.checkpoint import check_target, write_checkpoint
 from zoo.training.explain import Explanations
-from zoo.training.spans import mean_spans
+from zoo.training.spans import mean_explanation
 from zoo.training.stored import FORMAT, migrated, reading
 from zoo.training.tagger import Tagger, tagger_of
 
@@ -104,7 +104,7 @@ class EnsembleTagger(Tagger):
     def explain_texts(self, texts: list[str], labels: Tensor) -> Explanations:
         """Mean over the members."""
         each = [member.explain_texts(texts, labels) for member in self.members]
-        return [[mean_spans(reasons) for reasons in zip(*rows, strict=True)] for rows in zip(*each, strict=True)]
+        return [[mean_explanation(reasons) for reasons in zip(*rows, strict=True)] for rows in zip(*each, strict=True)]
 
 
 def mean_ranking(rankings: Sequence[Ranking], k: int) -> Ranking:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from backbones.base import by_word
 from datamodules.batch import Batch
+from heads.base import Neighbors
 from zoo.training.arguments import well_formed
 from zoo.training.ranking_model import RankingModel
-from zoo.training.spans import Place, Span, original_places, spans, token_places
+from zoo.training.spans import Explanation, Place, Similar, original_places, spans, token_places
 
 if TYPE_CHECKING:
     from zoo.training.tagger import Tagger
@@ -24,18 +25,20 @@ AT_ONCE = 8  # documents of a backward pass
 DEPTH = 100  # labels among which the explained ones are
 GROUPS = 32  # of neighbouring words, which are left out together
 
-Explanations = list[list[tuple[Span, ...]]]  # of each label of each text
+Explanations = list[list[Explanation]]  # of each label of each text
+NOTHING = Explanation()
 
 Lookups = list[tuple[Tensor, Tensor]]  # ids and vectors of each use of an embedding
 
 
 def explanations(tagger: Tagger, texts: list[str], labels: Tensor) -> Explanations:
     """What speaks for `labels` (texts, n), the best ones of each text; nothing for label -1."""
-    found: Explanations = [[()] * labels.shape[1] for _ in texts]
+    found: Explanations = [[NOTHING] * labels.shape[1] for _ in texts]
     wanted, depth = labels.to(tagger.module.device), min(max(DEPTH, labels.shape[1]), len(tagger.names))
     depth = tagger.calibration.depth(depth) if tagger.calibration else depth
     for rows, batch in tagger.batches(texts, [[] for _ in texts]):
         weights = contributions(tagger.module, batch, wanted[rows], depth)
+        near = neighbors(tagger.module, batch, wanted[rows])
         for i, row in enumerate(rows):
             text = well_formed(texts[row])
             places = token_places(tagger.vocabulary, text)
@@ -44,8 +47,21 @@ def explanations(tagger: Tagger, texts: list[str], labels: Tensor) -> Explanatio
             else:
                 each = weights[i, :, : len(places)].cpu().numpy()
             places = in_original(places, texts[row])
-            found[row] = [spans(places, own) if x >= 0 else () for own, x in zip(each, labels[row], strict=True)]
+            found[row] = [
+                Explanation(spans(places, own), similar(near, i, place)) if label >= 0 else NOTHING
+                for place, (own, label) in enumerate(zip(each, labels[row].tolist(), strict=True))
+            ]
     return found
+
+
+@torch.no_grad()
+def neighbors(module: RankingModel, batch: Batch, labels: Tensor) -> Neighbors | None:
+    """Similar training documents, if the head has some in store."""
+    return module.head.neighbors(module(batch), labels)
+
+
+def similar(near: Neighbors | None, document: int, place: int) -> tuple[Similar, ...]:
+    return () if near is None else tuple(Similar(*found) for found in near.of(document, place))
 
 
 def in_original(places: list[Place], text: str) -> list[Place]:

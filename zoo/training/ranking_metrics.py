@@ -11,13 +11,14 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 
 from datamodules.batch import LabelSpace, Targets
+from zoo.core.hierarchy import Hierarchy
 from zoo.core.metrics import (
     CORPUS_METRICS,
     DOCUMENT_METRICS,
+    HIERARCHICAL_METRICS,
     KS,
     LABEL_METRICS,
     MACRO_K,
-    RANKING_METRICS,
     THRESHOLD,
     RankedDocuments,
     f1,
@@ -34,7 +35,8 @@ class RankingMetrics(Metric):
 
     The definitions are those of `zoo.core.metrics`; this class accumulates their sums over batches and processes:
 
-    - `P@k`, `nDCG@k`, `R@k`, `RP@k`: means over documents; `PSP@k`, `PSnDCG@k`: ratios of sums over documents.
+    - `P@k`, `nDCG@k`, `R@k`, `RP@k`: means over documents; `PSP@k`, `PSnDCG@k`, and if labels have parents `hP@k`,
+      `hR@k`, `hF@k`: ratios of sums over documents.
     - `macroP@5`, `macroR@5`, `macroF@5`: means over the labels with test documents in `all`, in a class of
       `LabelSpace.frequency_class`, with one training document (`oneshot`), with one to three (`rare`), or in a bin of
       training frequency (`bin01` is the most frequent); `labels/<group>` is their number.
@@ -52,7 +54,7 @@ class RankingMetrics(Metric):
     weights: Tensor  # (num_all,) inverse propensities
     tuned_threshold: Tensor  # (), saved in checkpoints
     documents: Tensor  # (), documents with labels
-    sums: Tensor  # (DOCUMENT_METRICS, CORPUS_METRICS, their denominators; ks)
+    sums: Tensor  # (DOCUMENT_METRICS, ratios, their denominators; ks)
     support: Tensor  # (num_all,) documents that have each label
     predicted: Tensor  # (TOP FIXED TUNED, num_all)
     hits: Tensor  # (TOP FIXED TUNED, num_all)
@@ -70,6 +72,9 @@ class RankingMetrics(Metric):
         self.ks, self.macro_k, self.threshold = tuple(ks), macro_k, threshold
         self.num_labels, self.num_all = space.num_labels, space.num_all
 
+        self.closures = Hierarchy(space.parents).closures(space.num_all) if space.parents else None
+        self.ratios = CORPUS_METRICS | (HIERARCHICAL_METRICS if space.parents else {})
+
         self.register_buffer("weights", space.inverse_propensity(), persistent=False)
         in_bin = frequency_bins(space, bins).numpy()
         self.groups = label_groups(np.array([*space.counts, *(0 for _ in space.unseen)])) | {
@@ -78,7 +83,7 @@ class RankingMetrics(Metric):
         self.register_buffer("tuned_threshold", torch.tensor(threshold, dtype=torch.float64))
 
         self._add_sum("documents", dtype=torch.int64)
-        self._add_sum("sums", len(DOCUMENT_METRICS) + 2 * len(CORPUS_METRICS), len(self.ks), dtype=torch.float64)
+        self._add_sum("sums", len(DOCUMENT_METRICS) + 2 * len(self.ratios), len(self.ks), dtype=torch.float64)
         self._add_sum("support", self.num_all, dtype=torch.int64)
         self._add_sum("predicted", 3, self.num_all, dtype=torch.int64)
         self._add_sum("hits", 3, self.num_all, dtype=torch.int64)
@@ -120,6 +125,7 @@ class RankingMetrics(Metric):
             Lists(targets.indptr.cpu().numpy(), targets.indices.cpu().numpy()),
             Lists.of_sizes(valid.sum(dim=1).cpu().numpy(), labels[valid].cpu().numpy()),
             self.weights.cpu().numpy(),
+            self.closures,
         )
         hits = torch.from_numpy(ranked.is_hit).to(valid.device)
         top = torch.from_numpy(ranked.found.places < self.macro_k).to(valid.device)
@@ -152,8 +158,8 @@ class RankingMetrics(Metric):
     def _document_sums(self, ranked: RankedDocuments) -> np.ndarray:
         """Return what a batch adds to `sums`."""
         means = [[metric(ranked, k).sum() for k in self.ks] for metric in DOCUMENT_METRICS.values()]
-        ratios = [[[part.sum() for part in metric(ranked, k)] for k in self.ks] for metric in CORPUS_METRICS.values()]
-        numerators, denominators = np.moveaxis(np.array(ratios), -1, 0)  # (CORPUS_METRICS, ks) each
+        ratios = [[[part.sum() for part in metric(ranked, k)] for k in self.ks] for metric in self.ratios.values()]
+        numerators, denominators = np.moveaxis(np.array(ratios), -1, 0)  # (ratios, ks) each
         return np.concatenate([means, numerators, denominators])
 
     def _count_predictions(self, scores: Tensor, labels: Tensor, top: Tensor, hits: Tensor) -> None:
@@ -172,7 +178,7 @@ class RankingMetrics(Metric):
     def _ranking_results(self) -> dict[str, Tensor]:
         means, (ratios, best) = self.sums[: len(DOCUMENT_METRICS)], self.sums[len(DOCUMENT_METRICS) :].chunk(2)
         values = torch.cat([means / self.documents.clamp(min=1), ratios / best.clamp(min=1)])  # weights are at least 1
-        names = [f"{name}@{k}" for name in RANKING_METRICS for k in self.ks]
+        names = [f"{name}@{k}" for name in (*DOCUMENT_METRICS, *self.ratios) for k in self.ks]
         return dict(zip(names, values.flatten(), strict=True))
 
     def _macro_results(self) -> dict[str, Tensor]:

@@ -33,6 +33,27 @@ class Span:
     weight: float
 
 
+@dataclass(frozen=True)
+class Similar:
+    """A similar training document with the label.
+
+    Attributes:
+        id: its id; its number in the training documents if the model does not have ids.
+        similarity: cosine of TF-IDF, or of document vectors.
+    """
+
+    id: str
+    similarity: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What speaks for a label of a text: words, and training documents if the model compares with these."""
+
+    spans: tuple[Span, ...] = ()
+    documents: tuple[Similar, ...] = ()
+
+
 def token_places(vocabulary: Vocabulary, text: str) -> list[Place]:
     """Where the word of each token is, aligned with `Vocabulary.encode`; (0, 0) for special tokens.
 
@@ -97,6 +118,12 @@ def normalized(weights: dict[Place, float]) -> tuple[Span, ...]:
     best = sorted(weights, key=lambda place: (-weights[place], place))[:MOST]
     least = LEAST * weights[best[0]] if best else 0
     return tuple(Span(*place, weights[place] / total) for place in sorted(best) if weights[place] >= least)
+
+
+def mean_explanation(several: Sequence[Explanation]) -> Explanation:
+    """Explanation of a label by several models; similar documents of the first that has some."""
+    documents = next((each.documents for each in several if each.documents), ())
+    return Explanation(mean_spans([each.spans for each in several]), documents)
 
 
 def mean_spans(several: Sequence[tuple[Span, ...]]) -> tuple[Span, ...]:

@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -31,41 +30,16 @@ from zoo.training.arguments import (
 )
 from zoo.training.calibration import Calibration
 from zoo.training.checkpoint import is_ensemble, read_checkpoint, rebuilt, save
-from zoo.training.explain import Explanations, explanations
+from zoo.training.explain import NOTHING, Explanations, explanations
 from zoo.training.ranking_model import RankingModel
-from zoo.training.spans import Span
+from zoo.training.tags import Tag as Tag
+from zoo.training.tags import Tags as Tags
+from zoo.training.tags import WithAncestors
 
 WINDOW = 16  # number of batches that are sorted by length together
 K = 5  # labels of a text by default
 MOST = 100  # labels of a text with automatic thresholds
 Threshold = float | Literal["auto"]
-
-
-@dataclass(frozen=True)
-class Tag:
-    """A label with its probability.
-
-    Attributes:
-        label: name of the label.
-        score: probability.
-        spans: the words of the text that speak for the label, in their order; empty without `explain`.
-    """
-
-    label: str
-    score: float
-    spans: tuple[Span, ...] = ()
-
-
-class Tags(list[Tag]):
-    """Labels of a text, best first.
-
-    Attributes:
-        known: whether the model knows a word of the text. If not, these are the labels of every such text.
-    """
-
-    def __init__(self, tags: Iterable[Tag] = (), known: bool = True) -> None:
-        super().__init__(tags)
-        self.known = known
 
 
 class Tagger:
@@ -127,7 +101,12 @@ class Tagger:
         return None if self.calibration is None else self.calibration.thresholds
 
     def tag(
-        self, texts: Iterable[str], k: int | None = None, threshold: Threshold = 0.0, explain: bool = False
+        self,
+        texts: Iterable[str],
+        k: int | None = None,
+        threshold: Threshold = 0.0,
+        explain: bool = False,
+        ancestors: bool = False,
     ) -> list[list[Tag]]:
         """Return the best labels of each text, best first.
 
@@ -136,12 +115,20 @@ class Tagger:
             k: maximum number of labels of a text. Default: 5, or 100 with automatic thresholds.
             threshold: lowest score of a label, or `"auto"` for `thresholds`; a model that is not calibrated has a
                 single one, `self.threshold`.
-            explain: also find the words that speak for each label, `Tag.spans`; slower.
+            explain: also find the words that speak for each label, `Tag.spans`, and similar training documents,
+                `Tag.documents`; slower.
+            ancestors: add all ancestors of these labels, which are then more than k. A label's score is at least that
+                of its descendants.
         """
-        return list(self.stream(texts, k, threshold, explain))
+        return list(self.stream(texts, k, threshold, explain, ancestors))
 
     def stream(
-        self, texts: Iterable[str], k: int | None = None, threshold: Threshold = 0.0, explain: bool = False
+        self,
+        texts: Iterable[str],
+        k: int | None = None,
+        threshold: Threshold = 0.0,
+        explain: bool = False,
+        ancestors: bool = False,
     ) -> Iterator[Tags]:
         """Like `tag`, but yields the labels of one text at a time and needs constant memory.
 
@@ -150,7 +137,10 @@ class Tagger:
         if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
             raise TypeError(f"`texts` is a single {type(texts).__name__}: pass a list of strings")
         check_limits(k, threshold)
-        return self._stream(texts, int(k or (MOST if threshold == AUTO else K)), self._limits(threshold), explain)
+        closed = WithAncestors(self.module.space) if ancestors else None
+        most = int(k or (MOST if threshold == AUTO else K))
+        found = self._stream(texts, most, self._limits(threshold), explain)
+        return found if closed is None else map(closed, found)
 
     def _limits(self, threshold: Threshold) -> np.ndarray:
         """Threshold of each label."""
@@ -199,7 +189,7 @@ class Tagger:
                 raise UserError("the model's scores are NaN: its training diverged, or values of a text are too large")
             is_low = ranking.scores.numpy() < limits[ranking.labels.clamp_min(0).numpy()]
             labels = ranking.labels.masked_fill(torch.from_numpy(is_low), -1)
-            none: Explanations = [[()] * labels.shape[1]] * len(window)
+            none = [[NOTHING] * labels.shape[1]] * len(window)
             reasons = self.explain_texts(window, labels) if explain else none
             yield from self._tags(Ranking(ranking.scores, labels), known, reasons)
             first += len(window)
@@ -233,7 +223,9 @@ class Tagger:
     def _tags(self, ranking: Ranking, known: Tensor, reasons: Explanations) -> list[Tags]:
         names, rows = self.names, zip(ranking.labels.tolist(), ranking.scores.tolist(), reasons, strict=True)
         return [
-            Tags((Tag(names[i], x, why) for i, x, why in zip(*row, strict=True) if i >= 0), is_known)
+            Tags(
+                (Tag(names[i], x, why.spans, why.documents) for i, x, why in zip(*row, strict=True) if i >= 0), is_known
+            )
             for row, is_known in zip(rows, known.tolist(), strict=True)
         ]
 

@@ -12,6 +12,7 @@ from datamodules.prepare.vocabulary import PAD, UNK, VALUES, Vocabulary, feature
 from heads import LSAN, AttentionXML, Linear, NearestNeighbours, OneVsRestSvm, TransitionContext
 from tests.support.documents import label_space
 from tests.support.engines import corpus, space_of
+from tests.support.errors import raises
 from zoo.training.arguments import well_formed
 from zoo.training.ensemble_tagger import EnsembleTagger
 from zoo.training.ranking_model import RankingModel
@@ -140,7 +141,7 @@ def engine(make, lead=0):
         starts = np.cumsum([0, *map(len, tokens)])
         counts = bags(np.concatenate(tokens), starts, None, 40, lead)
     module = RankingModel(space, Words, lambda dim, space: make(dim, space))
-    module.head.fit(TransitionContext(targets=targets, words=counts))
+    module.head.fit(TransitionContext(targets=targets, words=counts, ids=[f"d{i}" for i in range(len(targets))]))
     module.vocabulary = Vocabulary(word_tokenizer(NAMES), 50)
     return zoo.Tagger(module, batch_size=4)
 
@@ -167,6 +168,28 @@ def test_neighbours_explain_their_votes():
     ranking = tagger.module.rank(batch, 4)
     evidence = tagger.module.head.token_contributions(tagger.module(batch), ranking.labels)
     assert evidence.sum(2)[0].tolist() == pytest.approx(ranking.scores[0].tolist(), rel=1e-4)
+
+
+def test_similar_training_documents_have_the_label():
+    counts, targets = corpus()
+    tagger, text = engine(lambda dim, space: NearestNeighbours(dim, space, k=9)), "w4 w2 w30 w2 w3"
+    head = tagger.module.head
+    query = np.bincount([4, 2, 30, 2, 3], minlength=40).astype(np.float32)[None]
+    cosines = (head.tfidf.matrix(csr_array(query)) @ head.tfidf.matrix(counts).T).toarray()[0]
+    nearest = sorted(range(len(cosines)), key=lambda row: (-cosines[row], row))[:9]
+    has = targets.dense(len(tagger.names))
+    for tag in tagger.tag([text], k=4, explain=True)[0]:
+        expected = [row for row in nearest if has[row, tagger.names.index(tag.label)]][:3]
+        assert [document.id for document in tag.documents] == [f"d{row}" for row in expected]
+        assert [document.similarity for document in tag.documents] == pytest.approx(cosines[expected])
+    state = head.get_extra_state()
+    head.set_extra_state(state)
+    assert head.ids[:2] == ["d0", "d1"]
+    head.set_extra_state({name: value for name, value in state.items() if name != "ids"})  # an older checkpoint
+    assert tagger.tag([text], k=1, explain=True)[0][0].documents[0].id.isdecimal()
+    for damaged in (5, torch.tensor([255], dtype=torch.uint8), torch.zeros(999, dtype=torch.uint8)):
+        with raises(zoo.UserError, "ids"):
+            head.set_extra_state(state | {"ids": damaged})
 
 
 def test_lead_words_have_the_evidence_of_their_bigrams():
