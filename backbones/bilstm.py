@@ -10,6 +10,9 @@ from backbones.dropout import Dropout
 from backbones.pooling import MaskedPool, Pooling
 from datamodules.batch import Batch, LabelSpace
 from zoo.core.errors import check_range, check_width
+from zoo.core.exporting import is_exporting
+
+LSTM_MODE = 2  # of `mkldnn_rnn_layer`
 
 
 class BiLSTM(WordBackbone):
@@ -65,10 +68,24 @@ class BiLSTM(WordBackbone):
         """States (batch, length, hidden) of one direction."""
         start: tuple[Tensor, Tensor] | None = None
         if self.state is not None:
-            hidden, cell = self.state[direction].unsqueeze(1).expand(-1, len(words), -1).contiguous()
+            hidden, cell = self.state[direction].unsqueeze(1).expand(-1, words.shape[0], -1).contiguous()
             start = (hidden.unsqueeze(0), cell.unsqueeze(0))
+        if is_exporting():
+            return exported_lstm(lstm, words, start)
         states: Tensor = lstm(words, start)[0]
         return states
+
+
+def exported_lstm(lstm: nn.LSTM, words: Tensor, start: tuple[Tensor, Tensor] | None) -> Tensor:
+    """States of a one-layer LSTM as a single operation: tracing `nn.LSTM` would unroll it to the example's length."""
+    zero = words.new_zeros(1, words.shape[0], lstm.hidden_size)
+    hidden, cell = start or (zero, zero)
+    weights = (lstm.weight_ih_l0, lstm.weight_hh_l0, lstm.bias_ih_l0, lstm.bias_hh_l0)
+    states: Tensor = torch.ops.aten.mkldnn_rnn_layer(
+        words.transpose(0, 1).contiguous(), *weights, hidden[0], cell[0], False, [], LSTM_MODE, lstm.hidden_size,
+        1, True, False, False, False
+    )[0]  # fmt: skip
+    return states.transpose(0, 1)
 
 
 def reversed_positions(mask: Tensor) -> Tensor:

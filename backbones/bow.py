@@ -12,6 +12,7 @@ from backbones.dropout import Dropout
 from backbones.tfidf import TfIdf
 from datamodules.batch import Batch, LabelSpace
 from zoo.core.errors import MANY, check_range, check_width
+from zoo.core.exporting import is_exporting
 
 
 class Bow(Backbone):
@@ -65,7 +66,7 @@ class Bow(Backbone):
             tokens, mask = self.states(*distinct(ids, weights))
             total = tokens.sum(1) / mask.sum(1, keepdim=True) ** 0.5
         else:
-            tokens, mask = self.words.weight.new_zeros(len(ids), 0, self.dim), batch.mask[:, :0]
+            tokens, mask = self.words.weight.new_zeros(ids.shape[0], 0, self.dim), batch.mask[:, :0]
             total = self.summed(ids, weights)
         return Features(tokens, mask, self.pool(total), (tokens,))
 
@@ -74,6 +75,8 @@ class Bow(Backbone):
 
         Each distinct word of the batch is looked up once, so that gradients are summed in a small table.
         """
+        if is_exporting():
+            return torch.einsum("bt,btd->bd", weights, self.words(ids))
         kept = weights != 0
         sizes = kept.sum(1)
         words, places = torch.unique(ids[kept], return_inverse=True)
@@ -106,6 +109,8 @@ class Bow(Backbone):
 
 def distinct(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Move words with nonzero weights to the front, and trim to the longest document."""
+    if is_exporting():  # they may stay where they are
+        return ids, weights
     kept = weights != 0
     order = kept.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, : max(int(kept.sum(1).max()), 1)]
     return ids.gather(1, order), weights.gather(1, order)

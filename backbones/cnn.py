@@ -77,5 +77,5 @@ def dynamic_max_pool(tokens: Tensor, mask: Tensor, chunks: int) -> Tensor:
     place = torch.arange(mask.shape[1], device=mask.device)
     part = place * chunks // mask.sum(1, keepdim=True).clamp_min(1)  # (batch, length)
     part = part.clamp_max(chunks - 1).unsqueeze(-1).expand_as(tokens)  # padding, all zeros, is in the last part
-    empty = tokens.new_zeros(len(tokens), chunks, tokens.shape[-1])
+    empty = tokens.new_zeros(tokens.shape[0], chunks, tokens.shape[-1])
     return empty.scatter_reduce(1, part, tokens, "amax")

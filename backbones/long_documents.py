@@ -12,6 +12,7 @@ from torch import Tensor
 
 from backbones.base import Features
 from datamodules.batch import Batch
+from zoo.core.exporting import is_exporting
 
 Combine = Literal["mean", "max"]
 
@@ -25,10 +26,15 @@ def encode_windows(batch: Batch, encode: Callable[[Batch], Features], combine: C
     of scores.
     """
     length, size = batch.ids.shape[1], batch.window
-    fill = (0, -length % size)
-    ids, mask = (F.pad(part, fill).reshape(-1, size) for part in (batch.ids, batch.mask))  # (docs * windows, T)
-    sizes = mask.sum(1).view(len(batch), -1)
-    place = sizes.flatten().nonzero().flatten()  # windows with tokens
+    count = (length + size - 1) // size
+    fill = (0, count * size - length)
+    ids, mask = (F.pad(part, fill).view(-1, count, size).flatten(0, 1) for part in (batch.ids, batch.mask))
+    sizes = mask.sum(1).view(-1, count)
+    if is_exporting():  # all windows, of which those without tokens are ignored below
+        place = torch.arange(mask.shape[0], device=mask.device)
+        mask = mask | (torch.arange(size, device=mask.device) == 0)
+    else:
+        place = sizes.flatten().nonzero().flatten()  # windows with tokens
     parts = replace(batch, ids=ids[place], mask=mask[place], window=0, vectors=None)
     found = encode(parts)
 

@@ -70,8 +70,8 @@ class TfIdf(nn.Module):
         """Sorted word ids (batch, length) and their weights, which are 0 on padding and repeated words."""
         ids, order = batch.ids.masked_fill(~batch.mask, self.pad_id).sort(dim=1, stable=True)
         values = torch.ones_like(ids, dtype=self.idf.dtype) if batch.values is None else batch.values.gather(1, order)
-        first = torch.ones_like(ids, dtype=torch.bool)  # first occurrence of a word
-        first[:, 1:] = ids[:, 1:] != ids[:, :-1]
+        first = ids != ids.roll(1, dims=1)  # first occurrence of a word
+        first[:, 0] = True
         place = first.cumsum(1) - 1
         counts = torch.zeros_like(values).scatter_add_(1, place, values).gather(1, place)
         weights = (damped(counts) if self.sublinear else counts) * self.idf[ids] * first

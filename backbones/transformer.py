@@ -18,6 +18,7 @@ from backbones.long_documents import Combine, encode_windows
 from datamodules.batch import Batch, LabelSpace
 from datamodules.prepare.hub import SETTINGS_ALONE, load_model, quiet, reason
 from zoo.core.errors import UserError, check_low
+from zoo.core.exporting import is_exporting
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -94,7 +95,7 @@ class Transformer(Backbone):
 
     def forward(self, batch: Batch) -> Features:
         batch = batch.first(self.first)
-        if 0 < batch.window < batch.ids.shape[1]:
+        if batch.window and (is_exporting() or batch.window < batch.ids.shape[1]):
             return encode_windows(batch, self.encode, self.combine)
         return self.encode(batch)
 
@@ -116,7 +117,7 @@ class Transformer(Backbone):
             return torch.einsum("bt,btd->bd", mask.to(tokens.dtype), tokens) / lengths.clamp_min(1).unsqueeze(-1)
         if not self.cls_is_last:
             return tokens[:, 0]
-        return tokens[torch.arange(len(tokens), device=tokens.device), lengths - 1]
+        return tokens[torch.arange(tokens.shape[0], device=tokens.device), lengths - 1]
 
     def word_embeddings(self) -> list[nn.Embedding]:
         table = self.encoder.get_input_embeddings()

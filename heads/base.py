@@ -18,6 +18,7 @@ from heads.loss_base import MakeLoss
 from heads.losses import BCE
 from zoo.core.errors import UserError
 from zoo.core.errors import check_low as check_low
+from zoo.core.exporting import is_exporting
 
 T = TypeVar("T")
 NEIGHBORS = 3  # similar documents that explain a label
@@ -302,7 +303,7 @@ def top_labels(scores: Tensor, k: int) -> Ranking:
     values, best = values.gather(1, by_label).sort(dim=1, descending=True, stable=True)
     labels = labels.gather(1, best)
     tied_at_k = (scores >= values[:, -1:]).sum(1) > size
-    if tied_at_k.any():
+    if not is_exporting() and tied_at_k.any():  # ONNX itself prefers the lower label
         ordered = scores[tied_at_k].sort(dim=1, descending=True, stable=True)
         labels[tied_at_k] = ordered.indices[:, :size]
     padding = (0, k - size)

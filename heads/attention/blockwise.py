@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
+
+from zoo.core.exporting import is_exporting
 
 CHUNK = 1024  # labels of a block
 BLOCK = {"cpu": 2**20}  # elements in the largest tensor of a block: few enough for the CPU's cache
@@ -38,6 +41,8 @@ def split_documents(mask: Tensor, tokens: Sequence[Tensor], labels: int, width: 
 
     `width` is that of the widest tensor (docs, labels, width) beside attention weights and attended values.
     """
+    if is_exporting():
+        return [DocumentSlice(slice(None), sys.maxsize, mask)]
     lengths = mask.sum(1).tolist()
     size = BLOCK.get(mask.device.type, GPU_BLOCK)
     widest = max(width, *lengths, *(tensor.shape[-1] for tensor in tokens))  # attention weights, or attended values

@@ -12,6 +12,7 @@ from datamodules.batch import LabelSpace
 from heads.attention.blockwise import Tensors
 from heads.attention.label_attention import LabelwiseHead, at_least_float32
 from zoo.core.errors import check_width
+from zoo.core.exporting import is_exporting
 
 
 class EXAM(LabelwiseHead):
@@ -60,9 +61,10 @@ class EXAM(LabelwiseHead):
         return None  # similarities are not weights
 
     def score(self, tokens: Tensors, mask: Tensor | None, labels: Tensors) -> Tensor:
-        states = tokens[0][:, : self.length]
+        longest = None if is_exporting() else self.length
+        states = tokens[0][:, :longest]
         if mask is not None:
-            states = states * mask[:, : self.length].unsqueeze(-1)
+            states = states * mask[:, :longest].unsqueeze(-1)
         similar = at_least_float32(torch.matmul(labels[0], states.transpose(1, 2)))  # (docs, n, length)
         hidden = torch.matmul(similar, self.first.weight[:, : similar.shape[-1]].T) + self.first.bias
         logits: Tensor = self.last(hidden.relu())

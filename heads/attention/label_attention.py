@@ -18,6 +18,7 @@ from heads.attention.blockwise import Labels, Score, Tensors, apply, blockwise_l
 from heads.base import DenseHead, TransitionContext, check_low
 from heads.loss_base import Loss, MakeLoss
 from zoo.core.errors import UserError
+from zoo.core.exporting import is_exporting
 
 TINY = 1e-6  # norm below which a centered label text is no direction
 FLOOR = -60.0  # lowest score relative to the maximum: below it exp() is denormal, and very slow on a CPU
@@ -32,6 +33,10 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = 
         values: (docs, length, width). Apply a linear map of the result to these instead: it is cheaper on tokens.
         mask: (docs, length), False on padding; None if nothing is padded.
     """
+    if is_exporting():
+        return torch.matmul(
+            attention(queries, keys, keys.new_ones(keys.shape[:2]).bool() if mask is None else mask), values
+        )
     return apply(_Attend, queries, keys, values, mask)
 
 

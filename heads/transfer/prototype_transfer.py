@@ -183,7 +183,7 @@ class PrototypeTransfer(DenseHead):
             parts = torch.split(self.tail, sizes, dim=1)
             tail = torch.cat([mean_of_sigmoids(self.scale * (unit @ part.transpose(1, 2))) for part in parts], dim=1)
         else:
-            tail = head.new_full((len(head), len(self.tail_labels)), UNTRAINED)
+            tail = head.new_full((head.shape[0], len(self.tail_labels)), UNTRAINED)
         return self._all_labels(head, tail)
 
     def _all_labels(self, head: Tensor, tail: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from heads.tree.candidates import AttentionLevel, Level
 from heads.tree.label_tree import balanced_clusters, level_widths, pifa
 from heads.tree.search import LabelTree, averaged, likely
 from zoo.core.errors import MANY, WIDEST, UserError, check_low, check_range
+from zoo.core.exporting import is_exporting
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,8 @@ class TreeHead(Head):
     @property
     def _trained(self) -> int:
         """Number of levels that have been trained or are being trained."""
+        if is_exporting():  # a graph cannot read the buffer; only trained trees are exported
+            return len(self.widths) + 1
         level = int(self.level)
         return len(self.widths) + 1 if level < 0 else level + 1
 

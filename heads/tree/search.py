@@ -136,7 +136,7 @@ class LabelTree(nn.Module):
 
         Children in levels that are not trained yet, from `trained` on, are as likely as their parent.
         """
-        nodes, path = self.all_nodes(len(features.mask), 0), self.root()
+        nodes, path = self.all_nodes(features.mask.shape[0], 0), self.root()
         for depth in range(self.last + 1 if to is None else to + 1):
             if depth < trained:
                 path = self.joined(path, self.level(depth).logits(features, nodes if depth else None))
@@ -152,7 +152,7 @@ def likely(nodes: Tensor, path: Tensor, beam: int, true: Tensor | None = None) -
     If `true` is given, all positive nodes come first, even if they exceed the beam.
     """
     score = path.masked_fill(nodes < 0, -torch.inf)
-    room = torch.full((len(nodes), 1), beam, device=nodes.device)
+    room = torch.full((nodes.shape[0], 1), beam, device=nodes.device)
     if true is not None:
         score = score.masked_fill(true, torch.inf)
         room = true.sum(1, keepdim=True).clamp_min(beam)

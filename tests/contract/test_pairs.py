@@ -19,6 +19,7 @@ from heads import Head, Linear, LinearEngine, TransitionContext
 from heads.blend import Proposals
 from heads.tree.plt import TreeSettings
 from zoo.core.errors import UserError
+from zoo.core.exporting import exporting
 
 SPACE = LabelSpace(
     [f"l{i}" for i in range(9)], [60, 40, 30, 22, 9, 5, 3, 2, 1], num_documents=80, vocab_size=30, unseen=["u"]
@@ -222,6 +223,17 @@ def test_padding_changes_nothing(backbone, head):
     one, other = pair.rank(tight, SPACE.num_labels), pair.rank(wide, SPACE.num_labels)
     assert torch.equal(one.labels, other.labels)
     assert torch.allclose(one.scores, other.scores, atol=1e-6)
+
+
+@pairs
+def test_export_mode_changes_nothing(backbone, head):
+    pair, batch = Pair(backbone, head), documents(columns=3)
+    expected = pair.rank(batch, SPACE.num_labels)
+    with exporting():
+        found = pair.rank(batch, SPACE.num_labels)
+    assert torch.allclose(found.scores, expected.scores, atol=1e-6)
+    same = found.labels == expected.labels
+    assert torch.equal(found.scores[~same], expected.scores[~same])  # ties
 
 
 @pairs

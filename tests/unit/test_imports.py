@@ -16,6 +16,7 @@ LAYERS = (
     "heads",
     "zoo.training",
     "zoo.analysis",
+    "zoo.deploy",
     "callbacks",
     "zoo.sweeps",
     "zoo.service",

@@ -28,6 +28,7 @@ COMMANDS = {  # typed functions, imported when they are called
     "ensemble": "zoo.commands.ensemble:ensemble",
     "blend": "zoo.commands.blend_runs:blend",
     "tree": "zoo.commands.tree:show_tree",
+    "export": "zoo.commands.export:export",
     "compare": "zoo.commands.compare:compare",
     "report": "zoo.commands.report:report",
     "list": "zoo.commands.catalog:list_parts",
@@ -41,7 +42,17 @@ COMMANDS = {  # typed functions, imported when they are called
 DATA = "list, prepare, convert and check corpora"
 SECTIONS = {
     "train and evaluate": ("fit", "validate", "test", "sweep", "reproduce"),
-    "use a trained model": ("predict", "serve", "calibrate", "add-labels", "rerank", "ensemble", "blend", "tree"),
+    "use a trained model": (
+        "predict",
+        "serve",
+        "export",
+        "calibrate",
+        "add-labels",
+        "rerank",
+        "ensemble",
+        "blend",
+        "tree",
+    ),
     "analyze runs": ("compare", "report"),
     "data and components": ("data", "list"),
 }

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from zoo.core.errors import UserError
 
 EXTRAS = {
+    "export": ("onnx", "onnxruntime", "onnxscript"),
     "linear": ("omikuji", "liblinear", "sklearn"),
     "report": ("matplotlib", "sklearn"),
     "serve": ("fastapi", "uvicorn", "prometheus_client"),

@@ -1,0 +1,1 @@
+"""Models outside the zoo: graphs for other runtimes."""
