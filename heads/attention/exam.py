@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Features
@@ -61,10 +62,13 @@ class EXAM(LabelwiseHead):
         return None  # similarities are not weights
 
     def score(self, tokens: Tensors, mask: Tensor | None, labels: Tensors) -> Tensor:
-        longest = None if is_exporting() else self.length
-        states = tokens[0][:, :longest]
+        states = tokens[0]
+        if is_exporting():  # a fixed length, since the columns of the weights are fixed in a graph
+            states = F.pad(states, (0, 0, 0, self.length))
+            mask = None if mask is None else F.pad(mask, (0, self.length))
+        states = states[:, : self.length]
         if mask is not None:
-            states = states * mask[:, :longest].unsqueeze(-1)
+            states = states * mask[:, : self.length].unsqueeze(-1)
         similar = at_least_float32(torch.matmul(labels[0], states.transpose(1, 2)))  # (docs, n, length)
         hidden = torch.matmul(similar, self.first.weight[:, : similar.shape[-1]].T) + self.first.bias
         logits: Tensor = self.last(hidden.relu())
