@@ -103,9 +103,11 @@ class Export:
         config: dict[str, Any] = {"k": self.k, "windows": vocabulary.windows, "max_length": vocabulary.max_length}
         config |= {"pad_id": vocabulary.pad_id, "unk_id": vocabulary.unk_id}
         config |= {"first_feature": VALUES_ID + 1} if vocabulary.has_values else {}
+        limits = self.tagger.thresholds
+        thresholds = [self.tagger.threshold] * space.num_labels if limits is None else limits.tolist()
         labels = [
-            {"label": label, "documents": count, "threshold": self.tagger.threshold}
-            for label, count in zip(space.names, space.counts, strict=True)
+            {"label": label, "documents": count, "threshold": threshold}
+            for label, count, threshold in zip(space.names, space.counts, thresholds, strict=True)
         ]
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf8")
         (folder / "labels.json").write_text(json.dumps(labels, ensure_ascii=False, indent=0) + "\n", "utf8")

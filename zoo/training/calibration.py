@@ -15,6 +15,7 @@ from datamodules.batch import LabelSpace
 from heads.base import Ranking
 from heads.tail.platt import logits_of
 from zoo.core.errors import WIDEST, UserError
+from zoo.core.exporting import is_exporting
 from zoo.core.metrics import FREQUENCY_CLASSES, frequency_class
 
 Method = Literal["platt", "isotonic"]
@@ -72,7 +73,9 @@ class Calibration:
         counts = torch.tensor(self.counts, device=labels.device)[labels.clamp_min(0)]
         logits = design(scores, counts) @ torch.tensor(self.weights, dtype=torch.float64, device=scores.device)
         places, values = (np.array(part) for part in self.steps)
-        if len(places):
+        if len(places) and is_exporting():
+            found = interpolated(logits, *(torch.tensor(part, dtype=torch.float64) for part in self.steps))
+        elif len(places):
             found = torch.from_numpy(np.interp(logits.cpu().numpy(), places, values)).to(scores.device)
         else:
             found = logits.sigmoid()
@@ -124,6 +127,16 @@ class Calibration:
         if found := [name for name, is_wrong in wrong.items() if is_wrong]:
             raise UserError(f"its calibration is damaged: {', '.join(found)} out of range or of another length")
         return cls(**stored, counts=space.counts)
+
+
+def interpolated(x: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    """`np.interp` as a graph."""
+    if len(places) == 1:
+        return values.expand_as(x)
+    after = (x.unsqueeze(-1) >= places).sum(-1).clamp(1, len(places) - 1)
+    start, low = places[after - 1], values[after - 1]
+    share = ((x - start) / (places[after] - start)).clamp(0, 1)
+    return low + share * (values[after] - low)
 
 
 def design(scores: Tensor, counts: Tensor) -> Tensor:

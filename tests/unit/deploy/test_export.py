@@ -28,6 +28,7 @@ from zoo.core.errors import UserError
 from zoo.core.exporting import exporting
 from zoo.deploy.folder import Documents, Export, load_script
 from zoo.deploy.graph import trace
+from zoo.training.calibration import Calibration
 from zoo.training.ranking_model import RankingModel
 
 HARD = ["", "!!", "ban", "CoD, quota-levy", "unknown words only", "cod " * 80]  # 80 words are truncated
@@ -46,6 +47,12 @@ def exported(folder, model, format="onnx", int8=False, texts=(*TEXTS, *HARD)):
     return report, load_script(folder / "predict.py")
 
 
+def calibration(model, method):
+    steps = [[-4.0, -1.0, 0.0, 2.0], [0.0, 0.2, 0.7, 0.9]] if method == "isotonic" else [[], []]
+    cuts = {"global": [0.5], "class": [0.2, 0.5, 0.7], "label": [0.1, 0.9, 0.3, 0.4, 0.2]}
+    return Calibration(method, [0.1, 0.9, 0.05, 0.02], 5, "label", "macro-f1", cuts, model.module.space.counts, steps)
+
+
 def check_same(script, model, texts, name):
     run = script.load(name)
     for size in (1, len(texts)):
@@ -62,6 +69,7 @@ def test_onnx_with_a_recurrent_backbone(tmp_path):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     model = make()
+    model.calibration = calibration(model, "isotonic")
     report, script = exported(tmp_path, model, int8=True)
     assert report["model.onnx"]["same"] + report["model.onnx"]["tied"] == len(TEXTS) + len(HARD)
     assert {"checkpoint", "model.onnx", "model.int8.onnx"} <= report.keys()
@@ -75,12 +83,9 @@ def test_onnx_with_a_recurrent_backbone(tmp_path):
     ]
     labels = json.loads((tmp_path / "labels.json").read_text())
     assert [row["label"] for row in labels] == model.names
-    assert {row["threshold"] for row in labels} == {model.threshold}
-    model.module.threshold = 1.0
-    assert script.predict(script.load(), ["cod"], thresholds=True) in (
-        [[]],
-        [script.predict(script.load(), ["cod"])[0]],
-    )
+    assert [row["threshold"] for row in labels] == model.thresholds.tolist()
+    (found,) = script.predict(script.load(), ["cod"], thresholds=True)
+    assert [label for label, _ in found] == [tag.label for tag in model.tag(["cod"], threshold="auto")[0]]
     run = subprocess.run(
         [sys.executable, "-P", "predict.py"], cwd=tmp_path, input="cod quota\n", capture_output=True, text=True
     )
@@ -95,6 +100,15 @@ def test_features_in_a_program_of_torch(tmp_path):
     report, script = exported(tmp_path, model, "torch", texts=texts)
     assert report["model.pt2"]["same"] == len(texts)
     check_same(script, model, texts, "model.pt2")
+
+
+def test_calibration_in_export_mode():
+    scores, labels = torch.rand(9, 5), torch.arange(5).expand(9, 5)
+    for method in ("platt", "isotonic"):
+        found = calibration(make(), method)
+        expected = found.apply(scores, labels)
+        with exporting():
+            assert torch.allclose(found.apply(scores, labels), expected, atol=1e-7)
 
 
 @pytest.mark.parametrize("combine", ["mean", "max"])
