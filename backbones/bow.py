@@ -109,8 +109,8 @@ class Bow(Backbone):
 
 def distinct(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Move words with nonzero weights to the front, and trim to the longest document."""
-    if is_exporting():  # they may stay where they are
-        return ids, weights
     kept = weights != 0
-    order = kept.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, : max(int(kept.sum(1).max()), 1)]
+    order = kept.int().argsort(dim=1, descending=True, stable=True)
+    if not is_exporting():
+        order = order[:, : max(int(kept.sum(1).max()), 1)]
     return ids.gather(1, order), weights.gather(1, order)
