@@ -23,6 +23,7 @@ from datamodules.prepare.cache import find_defect, write_manifest
 from datamodules.prepare.preparation import cache_errors
 from datamodules.prepare.rows import EncodedRows
 from zoo.core.console import warn
+from zoo.core.errors import first_line
 from zoo.core.files import atomic_write, folder_written_whole, remove
 
 VERSION = 1  # of the cache format and of the order of computation; increase it with every change
@@ -57,11 +58,22 @@ class VectorCache:
 
     def load(self) -> Tensor | None:
         """Map the vectors (documents, dim) into memory; None if they are not there, or damaged."""
-        if (defect := find_defect(self.folder, [FILE])) is None:
-            return torch.from_numpy(np.load(self.folder / FILE, mmap_mode="c"))  # writes stay in memory
+        vectors, defect = self._read()
         if defect:
             warn(f"the cache {self.folder} is damaged ({defect}): document vectors are computed again")
-        return None
+        return vectors
+
+    def _read(self) -> tuple[Tensor | None, str | None]:
+        """The vectors, or what is wrong with them; "" if there are none."""
+        if (defect := find_defect(self.folder, [FILE])) is not None:
+            return None, defect
+        try:
+            vectors = np.load(self.folder / FILE, mmap_mode="c")  # writes stay in memory
+        except (OSError, ValueError) as error:
+            return None, first_line(error)
+        if vectors.dtype != np.float32 or vectors.shape != (len(self.rows), self.dim):
+            return None, f"{FILE} has vectors of {vectors.dtype} and shape {vectors.shape}"
+        return torch.from_numpy(vectors), None
 
     def missing(self) -> list[int]:
         """Numbers of the blocks that are not there, or damaged."""
@@ -84,7 +96,7 @@ class VectorCache:
         with cache_errors(self.folder.parent):
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(self.folder.with_name(f"{self.folder.name}.lock")):
-                if not self.folder.is_dir() or find_defect(self.folder, [FILE]) is not None:
+                if self._read()[0] is None:
                     self.blocks.mkdir(exist_ok=True)
                     with folder_written_whole(self.folder) as aside:
                         shape = (len(self.rows), self.dim)

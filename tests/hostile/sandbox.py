@@ -229,11 +229,13 @@ def _become(variables: dict[str, str], forked: bool) -> None:
         return
     import tempfile
 
+    import huggingface_hub.constants
     import numpy as np
     import torch
     from pytorch_lightning.strategies.launchers import subprocess_script
 
     subprocess_script.subprocess = SimpleNamespace(Popen=refuse_ranks)  # type: ignore[attr-defined]
+    huggingface_hub.constants.HF_HUB_OFFLINE = True  # the variable is read when it is imported
     faulthandler.disable()  # that of pytest would write to its terminal
     tempfile.tempdir = None
     sys.path[:0] = [os.getcwd()]  # as `python -m zoo` does

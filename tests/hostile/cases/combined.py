@@ -110,7 +110,13 @@ KEPT: dict[str, tuple[str, Edit]] = {
     "windows-text": ("linear", put("zoo/windows", "2")),
     "windows-of-an-encoder": ("bert", put("zoo/windows", 10**6)),
 }  # fmt: skip
-KEPT_MAY_WORK = {"windows-of-a-bilstm", "windows-of-an-encoder", "vectors-of-no-width", "encoder-is-a-folder"}
+KEPT_MAY_WORK = {
+    "near-is-none",
+    "windows-of-a-bilstm",
+    "windows-of-an-encoder",
+    "vectors-of-no-width",
+    "encoder-is-a-folder",
+}
 
 
 def runs(box: Box, *names: str) -> list[str]:
