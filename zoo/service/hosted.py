@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ LICENCE = re.compile(r"^licen[cs]e:\s*(\S.*?)\s*$", re.MULTILINE | re.IGNORECASE
 CARD = "README.md"
 SHOWN_METRICS = ("P@1", "P@5", "nDCG@5", "PSP@5", "macro_f1@5", "micro_f1", "macro_f1")
 MAX_CARD = 2**20  # bytes
+CPU_BATCH = 16  # a call is split into batches of similar length: padding costs a CPU more than small batches do
 
 
 class Kind(NamedTuple):
@@ -60,10 +62,12 @@ class HostedModel:
     def __init__(self, options: ServiceOptions) -> None:
         self.stamp = Stamp.of(options.ckpt)  # before reading, so that a change while it is read shows as one
         self.tagger: Tagger = load(options.ckpt, options.device, options.trust)
-        self.tagger.batch_size = options.max_batch
+        on_cpu = self.tagger.module.device.type == "cpu"
+        self.tagger.batch_size = min(options.max_batch, CPU_BATCH) if on_cpu else options.max_batch
         self.loaded = datetime.now(UTC)
         self.facts = facts_of(self.tagger, options, self.stamp)
         self.tag(WARM_UP, Kind(min(5, len(self.tagger.names))))
+        settle_memory()
 
     @property
     def names(self) -> list[str]:
@@ -84,6 +88,13 @@ def as_json(tag: Tag, explain: bool) -> dict[str, Any]:
     if not explain:
         return answer
     return answer | {"spans": [{"start": s.start, "end": s.end, "weight": round(s.weight, 4)} for s in tag.spans]}
+
+
+def settle_memory() -> None:
+    """Spare the garbage collector the objects of libraries and models, which last; a former model is freed."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 def set_threads(options: ServiceOptions) -> None:
