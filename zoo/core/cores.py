@@ -38,7 +38,7 @@ def quota(folder: Path) -> float:
 
 
 def limit_threads() -> None:
-    """Let PyTorch, which does not know quotas, use no more threads than there are cores, unless the user said how many."""
+    """Let PyTorch, which does not know quotas, use no more threads than cores, unless the user said how many."""
     import torch
 
     if THREADS not in os.environ:
