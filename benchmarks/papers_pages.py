@@ -19,7 +19,7 @@ import yaml
 from jobs import markdown
 from papers import Ledger, PaperRun, planned
 
-from zoo.analysis.canvas import COLORS, canvas, grid, style, svg_file
+from zoo.analysis.canvas import COLORS, INK, canvas, grid, style, svg_file
 from zoo.analysis.comparison import ComparedRuns, Comparison, DataTable
 from zoo.analysis.curves import series
 from zoo.analysis.pairs import compare_pairs
@@ -32,6 +32,7 @@ CLAIMS = Path(__file__).with_name("claims.yaml")
 BLOCK = re.compile(r"(<!-- begin (\w+) ?(\S*) -->\n).*?(<!-- end -->)", re.DOTALL)
 COLUMNS = ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@3", "PSP@5", "macroF@5/few", "microF1@0.5")
 METRIC = "val/nDCG@5"  # of the learning curves
+LINEAR = "SVM"  # drawn beside them
 SAMPLES = 2000  # of the bootstrap
 Key = tuple[str, str, str]  # corpus, table, name
 
@@ -108,14 +109,18 @@ class Results:
         return markdown(header, [[*key, ", ".join(seeds)] for key, seeds in lines.items()])
 
     def curves(self, corpus: str) -> str | None:
-        """Learning curves of the networks on a corpus, by share of their training; None without networks."""
-        drawn = {key[2]: points for key, row in self.rows.items() if key[0] == corpus and len(points := curve(row)) > 1}
-        if not drawn:
+        """Learning curves of the networks on a corpus, and a line for the SVM; None without networks."""
+        drawn = {key[2]: curve(row) for key, row in self.rows.items() if key[0] == corpus}
+        svm = drawn.get(LINEAR)
+        networks = {name: points for name, points in drawn.items() if len(points) > 1}
+        if not networks:
             return None
         with style():
             figure, (axis,) = canvas()
-            for (name, points), color in zip(drawn.items(), COLORS, strict=False):
+            for (name, points), color in zip(networks.items(), COLORS, strict=False):
                 axis.plot(*points.T, color=color, linewidth=1.4, marker="o", markersize=2.5, label=name)
+            if svm is not None:
+                axis.axhline(svm[-1, 1], color=INK, linewidth=0.8, linestyle="--", label=LINEAR)
             axis.set_xlabel("step")
             axis.set_ylabel("nDCG@5 of validation documents, %")
             grid(axis)

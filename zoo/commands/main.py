@@ -8,6 +8,7 @@ import sys
 from zoo.commands.usage import command_help, listing, page, section, summary
 from zoo.commands.verbs import HELP, one_line_errors, run_command
 from zoo.core.console import terminal_output
+from zoo.core.cores import let_threads_sleep
 from zoo.core.errors import UserError, did_you_mean
 
 TRAINING = {
@@ -62,6 +63,7 @@ COMMAND_COLUMN = 14
 @terminal_output()
 def main(args: list[str] | None = None) -> None:
     """Run one command; errors that the user can fix end in one line and exit code 2."""
+    let_threads_sleep()
     with one_line_errors():
         dispatch(list(sys.argv[1:] if args is None else args))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 CGROUPS = Path("/sys/fs/cgroup")
-THREADS = "OMP_NUM_THREADS"
+THREADS, WAITING = "OMP_NUM_THREADS", "OMP_WAIT_POLICY"
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -51,3 +51,12 @@ def in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> lis
         return [function(item) for item in items]
     with ThreadPoolExecutor(min(available_cores(), len(items))) as threads:
         return list(threads.map(function, items))
+
+
+def let_threads_sleep() -> None:
+    """Let OpenMP threads that wait for each other sleep; to be called before PyTorch is loaded.
+
+    By default they spin, and use up their own time if the thread that they wait for does not run, because other
+    processes have the cores.
+    """
+    os.environ.setdefault(WAITING, "PASSIVE")

@@ -2,6 +2,8 @@
 
 import math
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -53,3 +55,18 @@ def test_threads_stay_below_the_quota_unless_the_user_set_them(tmp_path, monkeyp
         assert torch.get_num_threads() == expected
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="OMP_DISPLAY_ENV is read by GNU's OpenMP")
+@pytest.mark.parametrize(("environment", "expected"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_waiting_threads_sleep_unless_the_user_says_otherwise(environment, expected):
+    program = "import sys; from zoo.commands.main import main; main(['--version']); import torch"
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=variables | {"OMP_DISPLAY_ENV": "true", "OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"OMP_WAIT_POLICY = '{expected}'" in done.stderr
