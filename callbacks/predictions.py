@@ -111,10 +111,10 @@ def label_table(space: LabelSpace) -> pa.Table:
     unseen = len(space.unseen)
     return pa.table(
         {
-            "label": pa.array([*space.names, *space.unseen]),
-            "text": pa.array([*(space.texts or [""] * space.num_labels), *[""] * unseen]),
+            "label": pa.array(space.labels),
+            "text": pa.array([*(space.texts or [""] * space.num_labels), *(space.unseen_texts or [""] * unseen)]),
             "documents": pa.array([*space.counts, *[0] * unseen]),
             "weight": pa.array(space.inverse_propensity().numpy()),
-            "known": pa.array([True] * space.num_labels + [False] * unseen),
+            "known": pa.array([True] * space.num_scored + [False] * (space.num_all - space.num_scored)),
         }
     )

@@ -99,8 +99,11 @@ class TrainerContext(TransitionContext):
     def val_features(self) -> Iterator[tuple[Features, Batch]]:
         return self._encoded(self.data.pass_dataloader("val"))
 
-    def label_features(self) -> Iterator[tuple[Features, Batch]]:
-        return self._encoded(list(self.data.label_batches()))
+    def label_features(self, unseen: bool = False) -> Iterator[tuple[Features, Batch]]:
+        return self._encoded(list(self.data.label_batches(unseen)))
+
+    def label_batches(self, unseen: bool = False) -> Iterator[Batch]:
+        return self.data.label_batches(unseen)
 
     @torch.no_grad()
     def _encoded(self, batches: Iterable[Batch]) -> Iterator[tuple[Features, Batch]]:

@@ -63,6 +63,8 @@ class TextDataModule(pl.LightningDataModule, ABC):
         max_words: maximum size of the word vocabulary; the most frequent words are kept.
         vectors: GloVe or word2vec text file that initializes word embeddings; also searched for under $ZOO_DATA.
         label_texts: file with label descriptions and parent labels; also searched for under $ZOO_DATA.
+        unseen_labels: what becomes of labels without training documents: `miss` counts them as misses; with `score`,
+            heads that read label texts rank them too, by their descriptions or names.
         val_fraction: share of the training documents to validate on, if the corpus has no validation split.
         limit_train: maximum number of training documents; a hash of their ids selects them.
         merge_val: train on the validation file too, as papers without one do; validation documents are then drawn from
@@ -91,6 +93,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
         max_words: int = 500_000,
         vectors: str | None = None,
         label_texts: str | None = None,
+        unseen_labels: Literal["miss", "score"] = "miss",
         val_fraction: float = 0.1,
         limit_train: int | None = None,
         merge_val: bool = False,
@@ -121,7 +124,9 @@ class TextDataModule(pl.LightningDataModule, ABC):
         self.settings = Settings(tokenizer or "word", max_length, max_words, val_fraction, limit_train, seed, windows)
         self.batch_size, self.eval_batch_size, self.num_workers = batch_size, eval_batch_size, num_workers
         self.limit_val, self.limits, self.merge_val, self.idf = limit_val, limits, merge_val, idf
-        self.label_texts = label_texts
+        if unseen_labels not in ("miss", "score"):
+            raise UserError(f"`unseen_labels={unseen_labels}` is neither miss nor score")
+        self.label_texts, self.unseen_labels = label_texts, unseen_labels
         self.vectors, self.max_bad_rows, self.on_missing, self.seed = vectors, max_bad_rows, on_missing, seed
         self.propensity = {"propensity_a": propensity_a, "propensity_b": propensity_b}
         default = os.environ.get("ZOO_CACHE") or Path.home() / ".cache" / "xmc-zoo"
@@ -181,21 +186,30 @@ class TextDataModule(pl.LightningDataModule, ABC):
             labels = read_labels(file)
             texts = label_texts(labels)
             space.texts = [texts.get(name, "") for name in space.names]
+            if self.unseen_labels == "score":
+                space.unseen_texts = [texts.get(name, "") for name in space.unseen]
             space.parents = parent_pairs(labels, space.names)
             known = sum(map(bool, space.texts))
             note(f"{file.name}: descriptions of {known:,} of the {space.num_labels:,} labels")
+        elif self.unseen_labels == "score":
+            space.unseen_texts = list(space.unseen)
+        if space.unseen_texts:
+            known = sum(map(bool, space.unseen_texts))
+            note(f"{known:,} of the {len(space.unseen):,} labels without training documents are scored by their texts")
         return space
 
     def label_file(self) -> Path | None:
         """Path to the label-description file; None if there is none."""
         return find_files({"label_texts": self.label_texts}).get("label_texts")
 
-    def label_batches(self) -> Iterator[Batch]:
+    def label_batches(self, unseen: bool = False) -> Iterator[Batch]:
         """Yield label descriptions (names if there are none) as documents; `rows` of a batch are label numbers.
 
-        Labels without known words are left out. Each of the others comes once over all processes.
+        Labels without known words are left out. Each of the others comes once over all processes. With `unseen`,
+        labels without training documents follow, if they are scored.
         """
         vocabulary, texts = self.prepared.vocabulary, self.space.texts or self.space.names
+        texts = [*texts, *(self.space.unseen_texts if unseen else ())]
         if vocabulary.has_values:  # features, which texts cannot be encoded with
             return
         tokens = [np.array(ids) for ids in vocabulary.encode(texts)]

@@ -33,8 +33,8 @@ class Movable:
 class Targets(Movable):
     """Positive labels in CSR form: document i has `indices[indptr[i]:indptr[i + 1]]`, ascending and unique.
 
-    Indices from the number of labels on are labels without training documents: no head can predict them, and every
-    metric counts them as misses.
+    Indices from the number of labels on are labels without training documents. Only heads that read label texts can
+    predict them, and only with `unseen_labels=score`; otherwise every metric counts them as misses.
     """
 
     indptr: Tensor  # (batch + 1,) int64
@@ -152,6 +152,7 @@ class LabelSpace:
         added: number of labels at the end of `names` that were added to a trained model; they are always tail labels.
         texts: descriptions of `names`; empty if there are none.
         parents: labels and their parents, label after label: child, parent, child, parent, ...
+        unseen_texts: descriptions of `unseen`, "" for those without one; empty if unseen labels are not scored.
         idf: whether TF-IDF weights tokens by inverse document frequency; features may be weighted already.
     """
 
@@ -169,6 +170,7 @@ class LabelSpace:
     texts: list[str] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     idf: bool = True
+    unseen_texts: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.reference_counts = self.reference_counts or [*self.counts, *(0 for _ in self.unseen)]
@@ -180,15 +182,26 @@ class LabelSpace:
         return len(self.names)
 
     @property
+    def num_scored(self) -> int:
+        """Number of labels that a head which reads label texts scores: with `unseen_texts`, unseen ones too."""
+        return self.num_all if self.unseen_texts else self.num_labels
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of known and unseen labels, by index."""
+        return [*self.names, *self.unseen]
+
+    @property
     def num_all(self) -> int:
         """Number of labels in targets: known and unseen ones."""
         return len(self.names) + len(self.unseen)
 
-    def grown(self, documents: Mapping[str, int]) -> LabelSpace:
-        """Append labels, given with their numbers of documents; those that were `unseen` no longer are.
+    def grown(self, documents: Mapping[str, int], texts: Mapping[str, str] | None = None) -> LabelSpace:
+        """Append labels, given with their numbers of documents and texts; those that were `unseen` no longer are.
 
         Reference counts may already include these documents, so they become the maximum, not the sum.
         """
+        known = dict(zip(self.unseen, self.unseen_texts, strict=False)) | dict(texts or {})
         references = dict(zip([*self.names, *self.unseen], self.reference_counts, strict=True))
         references |= {name: max(count, references.get(name, 0)) for name, count in documents.items()}
         names, unseen = [*self.names, *documents], [name for name in self.unseen if name not in documents]
@@ -199,8 +212,17 @@ class LabelSpace:
             unseen=unseen,
             reference_counts=[references[name] for name in (*names, *unseen)],
             added=self.added + len(documents),
-            texts=[*self.texts, *("" for _ in documents)] if self.texts else [],
+            texts=[*self.texts, *(known.get(name, "") for name in documents)] if self.texts else [],
+            unseen_texts=[known[name] for name in unseen] if self.unseen_texts else [],
         )
+
+    def with_unseen(self) -> LabelSpace:
+        """Count the unseen labels among the others if they are scored, with no training documents."""
+        if not self.unseen_texts:
+            return self
+        texts = [*self.texts, *self.unseen_texts] if self.texts else []
+        counts = [*self.counts, *(0 for _ in self.unseen)]
+        return replace(self, names=self.labels, counts=counts, texts=texts, unseen=[], unseen_texts=[])
 
     def with_more(self, documents: Mapping[str, int]) -> LabelSpace:
         """Increase the counts of added labels. Other labels keep theirs, which define the head-tail split."""
@@ -217,6 +239,7 @@ class LabelSpace:
             names=self.names[start:stop],
             counts=self.counts[start:stop],
             unseen=[],
+            unseen_texts=[],
             reference_counts=self.reference_counts[: self.num_labels][start:stop],
             added=max(0, min(stop, self.num_labels) - max(start, self.num_labels - self.added)),
             texts=self.texts[start:stop],

@@ -137,12 +137,17 @@ class TransitionContext:
         features, targets = present(self.val, "val")
         return self._batches(features, targets, self._share(len(targets), None))
 
-    def label_features(self) -> Iterator[tuple[Features, Batch]]:
+    def label_features(self, unseen: bool = False) -> Iterator[tuple[Features, Batch]]:
         """Encode the texts of all labels with known words: each once over all processes together.
 
-        `batch.rows` are the labels. Texts are label descriptions, or else label names.
+        `batch.rows` are the labels. Texts are label descriptions, or else label names. With `unseen`, labels without
+        training documents are among them, if they are scored.
         """
         return iter(self.labels)
+
+    def label_batches(self, unseen: bool = False) -> Iterator[Batch]:
+        """As `label_features`, but only the tokens; negative `rows` are padding of processes."""
+        return (batch for _, batch in self.labels)
 
     def track(self, items: Iterable[T], what: str) -> Iterator[T]:
         """Iterate over the items of a long loop, the same number on every process, with a progress bar in a run.

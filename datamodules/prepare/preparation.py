@@ -299,7 +299,7 @@ class _Preparation:
             what = "features" if self.corpus.has_features else "text"
             lines.append(f"{self.facts['empty']:,} documents have no {what}")
         if space.unseen:
-            lines.append(f"{len(space.unseen):,} labels occur in no training document: they always count as misses")
+            lines.append(f"{len(space.unseen):,} labels occur in no training document")
         if untaught := np.count_nonzero(~self.taught[: space.num_labels]):
             lines.append(f"{untaught:,} labels have only training documents without known tokens")
         if groups := len(alike(self.labels)):

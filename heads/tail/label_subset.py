@@ -155,13 +155,20 @@ class SubsetContext(TransitionContext):
             mine = replace(batch, targets=self._own(batch.targets))
             yield self.subset.features(replace(features, batch=mine)), mine
 
-    def label_features(self) -> Iterator[tuple[Features, Batch]]:
+    def label_features(self, unseen: bool = False) -> Iterator[tuple[Features, Batch]]:
         for features, batch in self.ctx.label_features():
-            inside = ((batch.rows >= self.subset.start) & (batch.rows < self.subset.stop)).nonzero().flatten()
+            inside, mine = self._inside(batch)
             if len(inside):
-                mine = batch.take(inside)
-                mine = replace(mine, rows=mine.rows - self.subset.start)
                 yield self.subset.features(replace(features.take(inside), batch=mine)), mine
+
+    def label_batches(self, unseen: bool = False) -> Iterator[Batch]:
+        return (mine for inside, mine in map(self._inside, self.ctx.label_batches()) if len(inside))
+
+    def _inside(self, batch: Batch) -> tuple[Tensor, Batch]:
+        """Positions of the subset's labels in a batch of label texts, and their texts."""
+        inside = ((batch.rows >= self.subset.start) & (batch.rows < self.subset.stop)).nonzero().flatten()
+        mine = batch.take(inside)
+        return inside, replace(mine, rows=mine.rows - self.subset.start)
 
     def track(self, items: Iterable[T], what: str) -> Iterator[T]:
         return self.ctx.track(items, what)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -28,7 +29,8 @@ class CandidateHead(Head):
     def __init__(self, dim: int, space: LabelSpace, inner: Callable[[int, LabelSpace], Head], candidates: int) -> None:
         super().__init__(dim, space)
         check_width(candidates=candidates)
-        self.inner, self.candidates = inner(dim, space), candidates
+        # What scores candidates again has no values for labels without training documents.
+        self.inner, self.candidates = inner(dim, replace(space, unseen_texts=[])), candidates
         self.needs_tokens, self.needs_layers = self.inner.needs_tokens, self.inner.needs_layers
 
     def depth(self, k: int) -> int:

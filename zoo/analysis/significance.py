@@ -18,6 +18,8 @@ from zoo.core.metrics import (
     CORPUS_METRICS,
     DOCUMENT_METRICS,
     KS,
+    GROUP_METRICS,
+    GROUPS,
     LABEL_METRICS,
     MACRO_K,
     THRESHOLD,
@@ -93,7 +95,9 @@ class Measurement:
         """Metrics for documents repeated `counts` times, (samples, documents) to (samples, metrics)."""
         means = (counts @ np.stack([*self.means.values()], axis=1)) / counts.sum(axis=1, keepdims=True)
         above, below = (np.stack([pair[i] for pair in self.ratios.values()], axis=1) for i in range(2))
-        ratios = (counts @ above) / (counts @ below)
+        below = counts @ below
+        below[below == 0] = np.nan  # metrics of a group without documents are undefined
+        ratios = (counts @ above) / below
         return np.concatenate([means, ratios, *self._macro(counts)], axis=1)
 
     def _macro(self, counts: Floats) -> Iterator[Floats]:
@@ -157,9 +161,9 @@ class Measurement:
     def unsure(self) -> set[str]:
         """Metrics of groups with too few documents for an interval."""
         sizes = {group: (self._support @ mask.astype(float) > 0).sum() for group, mask in self.groups.items()}
-        return {
-            f"macro{kind}@{MACRO_K}/{group}" for group, size in sizes.items() for kind in LABEL_METRICS if size < FEWEST
-        }
+        few = [group for group, size in sizes.items() if size < FEWEST]
+        macro = {f"macro{kind}@{MACRO_K}/{group}" for group in few for kind in LABEL_METRICS}
+        return macro | {f"{name}@{k}/{group}" for group in few for name in GROUP_METRICS for k in KS}
 
     @cached_property
     def means(self) -> dict[str, Floats]:
@@ -169,7 +173,18 @@ class Measurement:
     @cached_property
     def ratios(self) -> dict[str, tuple[Floats, Floats]]:
         """Metrics that are ratios of sums over documents, both (documents,)."""
-        return {f"{name}@{k}": metric(self.ranked, k) for name, metric in CORPUS_METRICS.items() for k in KS}
+        found = {f"{name}@{k}": metric(self.ranked, k) for name, metric in CORPUS_METRICS.items() for k in KS}
+        masks = label_groups(self.given.documents)
+        for group in GROUPS:
+            if group in self.groups:  # means over the documents with a label of the group
+                alone = self.ranked.among(masks[group])
+                has = np.bincount(self.given.truth.rows, masks[group][self.given.truth.values], self.size) > 0
+                for name in GROUP_METRICS:
+                    for k in KS:
+                        values = np.zeros(self.size)
+                        values[has] = DOCUMENT_METRICS[name](alone, k)
+                        found[f"{name}@{k}/{group}"] = values, has.astype(float)
+        return found
 
     def _by_document(self, chosen: Bools) -> Floats:
         """Number of selected candidates of each document, (documents,)."""

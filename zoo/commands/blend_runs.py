@@ -106,8 +106,8 @@ class CorpusContext(SingleProcess):
     def train_words(self, lead: int = 0) -> csr_array:
         return self.data.train_words(lead)
 
-    def label_features(self) -> Iterator[tuple[Any, Batch]]:
-        return ((None, batch) for batch in self.data.label_batches())
+    def label_features(self, unseen: bool = False) -> Iterator[tuple[Any, Batch]]:
+        return ((None, batch) for batch in self.data.label_batches(unseen))
 
 
 def check_same_documents(members: Sequence[Member]) -> None:

@@ -29,6 +29,7 @@ FEW, MEDIUM = 20, 100  # maximum number of training documents of a label in thes
 FREQUENCY_CLASSES = ("few", "medium", "many")
 COSTS = ("seconds", "parameters", "memory")  # memory in MB
 GROUP_TITLES = {  # of `label_groups`; the ranges are numbers of training documents
+    "unseen": "unseen, 0",
     "oneshot": "one-shot, 1",
     "rare": "rare, 1 to 3",
     "few": f"few, up to {FEW}",
@@ -64,6 +65,12 @@ class RankedDocuments:
 
     def __len__(self) -> int:
         return len(self.truth.sizes)
+
+    def among(self, members: Bools) -> RankedDocuments:
+        """Only these labels, (labels,), and the documents that have one of them: other candidates are skipped."""
+        truth, found = (part.chosen(members[part.values]) for part in (self.truth, self.found))
+        kept = truth.sizes > 0
+        return RankedDocuments(truth.only(kept), found.only(kept), self.weights)
 
     @cached_property
     def is_hit(self) -> Bools:
@@ -155,6 +162,9 @@ HIERARCHICAL_METRICS: dict[str, Callable[[RankedDocuments, int], tuple[Floats, F
 }
 
 RANKING_METRICS = (*DOCUMENT_METRICS, *CORPUS_METRICS)
+# Also computed among the labels of each of these groups alone, as `R@5/unseen`, over the documents that have one.
+GROUP_METRICS = ("P", "nDCG", "R")
+GROUPS = ("unseen", "rare", *FREQUENCY_CLASSES)
 
 
 def f1(hits: Floats, predicted: Floats, support: Floats) -> Floats:
@@ -199,6 +209,7 @@ def label_groups(documents: NDArray[np.int64]) -> dict[str, Bools]:
     classes = frequency_class(documents)
     return {
         "all": np.ones(len(documents), bool),
+        "unseen": documents == 0,
         "oneshot": documents == 1,
         "rare": (documents >= 1) & (documents <= 3),
         **{name: classes == i for i, name in enumerate(FREQUENCY_CLASSES)},

@@ -15,6 +15,8 @@ from zoo.core.hierarchy import Hierarchy
 from zoo.core.metrics import (
     CORPUS_METRICS,
     DOCUMENT_METRICS,
+    GROUP_METRICS,
+    GROUPS,
     HIERARCHICAL_METRICS,
     KS,
     LABEL_METRICS,
@@ -37,14 +39,17 @@ class RankingMetrics(Metric):
 
     - `P@k`, `nDCG@k`, `R@k`, `RP@k`: means over documents; `PSP@k`, `PSnDCG@k`, and if labels have parents `hP@k`,
       `hR@k`, `hF@k`: ratios of sums over documents.
+    - `P@k/rare`, `nDCG@k/rare`, `R@k/rare`: of the ranking of the labels with one to three training documents, without
+      all others, over the documents that have one; likewise `unseen`, without training documents, and the classes of
+      `LabelSpace.frequency_class`.
     - `macroP@5`, `macroR@5`, `macroF@5`: means over the labels with test documents in `all`, in a class of
       `LabelSpace.frequency_class`, with one training document (`oneshot`), with one to three (`rare`), or in a bin of
       training frequency (`bin01` is the most frequent); `labels/<group>` is their number.
     - `microF1@0.5`, `macroF1@0.5`: F1 of pooled counts, and its mean over labels with test documents, where candidates
       with a score of at least 0.5 are predicted. `@tuned` uses `tuned_threshold`, with its value at each update.
 
-    Documents without labels are ignored, including their false positives. A label that is not in the training set is
-    always a miss. All states are sums, so results depend neither on the batch size nor on the number of processes.
+    Documents without labels are ignored, including their false positives. A label that is not in the training set is a
+    miss unless the label space says that it is scored. All states are sums, so results depend neither on the batch size nor on the number of processes.
     """
 
     full_state_update = False
@@ -55,6 +60,8 @@ class RankingMetrics(Metric):
     tuned_threshold: Tensor  # (), saved in checkpoints
     documents: Tensor  # (), documents with labels
     sums: Tensor  # (DOCUMENT_METRICS, ratios, their denominators; ks)
+    group_sums: Tensor  # (GROUPS, GROUP_METRICS, ks)
+    group_documents: Tensor  # (GROUPS,), documents with a label of the group
     support: Tensor  # (num_all,) documents that have each label
     predicted: Tensor  # (TOP FIXED TUNED, num_all)
     hits: Tensor  # (TOP FIXED TUNED, num_all)
@@ -70,7 +77,7 @@ class RankingMetrics(Metric):
     ) -> None:
         super().__init__()
         self.ks, self.macro_k, self.threshold = tuple(ks), macro_k, threshold
-        self.num_labels, self.num_all = space.num_labels, space.num_all
+        self.num_scored, self.num_all = space.num_scored, space.num_all
 
         self.closures = Hierarchy(space.parents).closures(space.num_all) if space.parents else None
         self.ratios = CORPUS_METRICS | (HIERARCHICAL_METRICS if space.parents else {})
@@ -84,6 +91,8 @@ class RankingMetrics(Metric):
 
         self._add_sum("documents", dtype=torch.int64)
         self._add_sum("sums", len(DOCUMENT_METRICS) + 2 * len(self.ratios), len(self.ks), dtype=torch.float64)
+        self._add_sum("group_sums", len(GROUPS), len(GROUP_METRICS), len(self.ks), dtype=torch.float64)
+        self._add_sum("group_documents", len(GROUPS), dtype=torch.int64)
         self._add_sum("support", self.num_all, dtype=torch.int64)
         self._add_sum("predicted", 3, self.num_all, dtype=torch.int64)
         self._add_sum("hits", 3, self.num_all, dtype=torch.int64)
@@ -120,7 +129,7 @@ class RankingMetrics(Metric):
         if not kept.any():
             return
         scores, labels, targets = scores[kept].to(self.sums.dtype), labels[kept].long(), select(targets, kept)
-        valid = (labels >= 0) & (labels < self.num_labels)
+        valid = (labels >= 0) & (labels < self.num_scored)
         ranked = RankedDocuments(
             Lists(targets.indptr.cpu().numpy(), targets.indices.cpu().numpy()),
             Lists.of_sizes(valid.sum(dim=1).cpu().numpy(), labels[valid].cpu().numpy()),
@@ -132,6 +141,7 @@ class RankingMetrics(Metric):
 
         self.documents += len(targets)
         self.sums += torch.from_numpy(self._document_sums(ranked)).to(self.sums)
+        self._add_groups(ranked)
         tally(self.support, targets.indices)
         self._count_predictions(scores[valid], labels[valid], top, hits)
         self._count_scores(scores[valid], hits)
@@ -162,6 +172,13 @@ class RankingMetrics(Metric):
         numerators, denominators = np.moveaxis(np.array(ratios), -1, 0)  # (ratios, ks) each
         return np.concatenate([means, numerators, denominators])
 
+    def _add_groups(self, ranked: RankedDocuments) -> None:
+        for row, group in enumerate(GROUPS):
+            alone = ranked.among(self.groups[group])
+            values = [[DOCUMENT_METRICS[name](alone, k).sum() for k in self.ks] for name in GROUP_METRICS]
+            self.group_sums[row] += torch.tensor(values).to(self.group_sums)
+            self.group_documents[row] += len(alone)
+
     def _count_predictions(self, scores: Tensor, labels: Tensor, top: Tensor, hits: Tensor) -> None:
         """Add candidates, (n,) each, to `predicted` and `hits` if the top or a threshold selects them."""
         chosen = torch.stack([top, scores >= self.threshold, scores >= self.tuned_threshold])  # (3, n)
@@ -179,7 +196,9 @@ class RankingMetrics(Metric):
         means, (ratios, best) = self.sums[: len(DOCUMENT_METRICS)], self.sums[len(DOCUMENT_METRICS) :].chunk(2)
         values = torch.cat([means / self.documents.clamp(min=1), ratios / best.clamp(min=1)])  # weights are at least 1
         names = [f"{name}@{k}" for name in (*DOCUMENT_METRICS, *self.ratios) for k in self.ks]
-        return dict(zip(names, values.flatten(), strict=True))
+        by_group = self.group_sums / self.group_documents.clamp(min=1)[:, None, None]
+        names += [f"{name}@{k}/{group}" for group in GROUPS for name in GROUP_METRICS for k in self.ks]
+        return dict(zip(names, [*values.flatten(), *by_group.flatten()], strict=True))
 
     def _macro_results(self) -> dict[str, Tensor]:
         hits, predicted, support = self._counts(TOP)

@@ -143,6 +143,7 @@ def read_space(values: Any) -> LabelSpace:
         "counts": len(space.counts) != space.num_labels,
         "reference_counts": len(space.reference_counts) != space.num_all,
         "texts": len(space.texts) not in (0, space.num_labels),
+        "unseen_texts": len(space.unseen_texts) not in (0, len(space.unseen)),
         "parents": len(space.parents) % 2 != 0 or not all(0 <= label < space.num_labels for label in space.parents),
         "added": not 0 <= space.added <= space.num_labels,
         "vocab_size": not 0 < space.vocab_size < LARGEST,

@@ -221,7 +221,7 @@ class Tagger:
         return Ranking(scores, labels), known
 
     def _tags(self, ranking: Ranking, known: Tensor, reasons: Explanations) -> list[Tags]:
-        names, rows = self.names, zip(ranking.labels.tolist(), ranking.scores.tolist(), reasons, strict=True)
+        names, rows = self.module.space.labels, zip(ranking.labels.tolist(), ranking.scores.tolist(), reasons, strict=True)
         return [
             Tags(
                 (Tag(names[i], x, why.spans, why.documents) for i, x, why in zip(*row, strict=True) if i >= 0), is_known

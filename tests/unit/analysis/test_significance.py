@@ -46,12 +46,13 @@ def slowly(space: LabelSpace, documents: list[Document], threshold: float) -> di
     targets = Targets.from_lists([truth for truth, *_ in documents])
     metric.update(torch.tensor(scores, dtype=torch.float64), torch.tensor(labels), targets)
     found = {name: value.item() for name, value in metric.compute().items()}
-    undefined = {name for name in found if "@5/" in name and not found[f"labels/{name.partition('/')[2]}"]}
+    undefined = {name for name in found if "@" in name and "/" in name and not found[f"labels/{name.partition('/')[2]}"]}
     return {name: np.nan if name in undefined else value for name, value in found.items()}
 
 
 GROUPS = {  # by training documents
     "all": range(1000),
+    "unseen": [0],
     "oneshot": [1],
     "rare": [1, 2, 3],
     "few": range(21),
@@ -116,7 +117,7 @@ def test_every_metric_is_there_but_those_of_groups_without_labels():
     assert set(names) == set(known) - left_out
     frequent = measurement(label_space([500] * 9), [([0, 1], [0], [0.9])], 0.3).names
     assert "macroF@5/many" in frequent
-    assert not [name for name in frequent if name.endswith(("/few", "/rare", "/oneshot", "/medium"))]
+    assert not [name for name in frequent if name.endswith(("/few", "/rare", "/oneshot", "/medium", "/unseen"))]
 
 
 def with_one_of_one_shot(documents: list[Document]) -> list[Document]:
@@ -159,7 +160,7 @@ def test_the_whole_bootstrap_against_a_slow_loop(monkeypatch, fewest):
         rarer = min((expected <= 0).sum(), (expected >= 0).sum())
         assert found.p == pytest.approx(min(1, max(2 * rarer, 1) / len(expected)))
     unsure = {found.metric.partition("/")[2] for found in quick if np.isnan(found.p)}
-    assert unsure == (set() if fewest == 1 else {"oneshot", "rare"})
+    assert unsure == (set() if fewest == 1 else {"oneshot", "rare", "unseen"})
 
 
 def test_an_interval_stays_within_what_a_difference_can_be():

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -90,6 +90,7 @@ def reference_groups(space: LabelSpace, bins: int) -> dict[str, list[int]]:
     counts = [*space.counts, *(0 for _ in space.unseen)]
     groups = {
         "all": [*range(space.num_all)],
+        "unseen": [i for i, n in enumerate(counts) if n == 0],
         "oneshot": [i for i, n in enumerate(counts) if n == 1],
         "rare": [i for i, n in enumerate(counts) if n in (1, 2, 3)],
         "few": [i for i, n in enumerate(counts) if n <= 20],
@@ -110,6 +111,13 @@ def reference(space: LabelSpace, documents: list[Document], tuned: float, bins: 
     out: dict[str, float] = {}
     for k in KS:
         out |= reference_ranking(space, documents, k)
+    groups = reference_groups(space, bins)
+    for group in ("unseen", "rare", "few", "medium", "many"):
+        alone = [replace(d, truth=[i for i in d.truth if i in groups[group]]) for d in documents]
+        alone = [replace(d, ranked=[i for i in d.ranked if i in groups[group]]) for d in alone if d.truth]
+        for k in KS:
+            found = reference_ranking(space, alone, k)
+            out |= {f"{name}@{k}/{group}": found[f"{name}@{k}"] for name in ("P", "nDCG", "R")}
     top = [d.ranked[:5] for d in documents]
     for group, labels in reference_groups(space, bins).items():
         cells = [(t, p, y) for t, p, y in (confusion(documents, top, label) for label in labels) if y]
@@ -242,8 +250,11 @@ def test_unnormalized_psp_of_the_worked_example() -> None:
     assert psp.item() == pytest.approx(2.038389, abs=5e-7)
 
 
-def test_an_unseen_label_cannot_be_hit() -> None:
-    assert evaluate(label_space([100, 10], unseen=1), [[2]], [[2, 0]])["R@5"] == 0
+def test_an_unseen_label_can_only_be_hit_if_it_is_scored() -> None:
+    space = label_space([100, 10], unseen=1)
+    assert evaluate(space, [[2]], [[2, 0]])["R@5"] == 0
+    found = evaluate(replace(space, unseen_texts=["a text"]), [[2]], [[0, 2]])
+    assert (found["R@5"], found["R@1"], found["R@1/unseen"], found["P@1/many"]) == (1, 0, 1, 0)
 
 
 def test_no_documents_give_zeros_without_warnings() -> None:
