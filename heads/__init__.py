@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from heads.augment import PvaeAugmentor
     from heads.base import DenseHead, Head, Ranking, TransitionContext
     from heads.blend import Blend
+    from heads.dual import DualEncoder
     from heads.engines import Bonsai, LinearEngine, NearestNeighbours, OneVsRestSvm, Parabel
     from heads.experts import AdaptiveClusters, Experts
     from heads.graph import DXML, GLaS
@@ -31,6 +32,7 @@ __all__ = [
     "Bonsai",
     "Decoupled",
     "DenseHead",
+    "DualEncoder",
     "Experts",
     "GLaS",
     "Head",

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from zoo.core.metrics import (
     CORPUS_METRICS,
     DOCUMENT_METRICS,
-    KS,
     GROUP_METRICS,
     GROUPS,
+    KS,
     LABEL_METRICS,
     MACRO_K,
     THRESHOLD,

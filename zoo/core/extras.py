@@ -10,6 +10,7 @@ EXTRAS = {
     "export": ("onnx", "onnxruntime", "onnxscript"),
     "linear": ("omikuji", "liblinear", "sklearn"),
     "report": ("matplotlib", "sklearn"),
+    "search": ("hnswlib",),
     "serve": ("fastapi", "uvicorn", "prometheus_client"),
     "sweep": ("optuna",),
 }

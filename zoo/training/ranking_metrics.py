@@ -49,7 +49,8 @@ class RankingMetrics(Metric):
       with a score of at least 0.5 are predicted. `@tuned` uses `tuned_threshold`, with its value at each update.
 
     Documents without labels are ignored, including their false positives. A label that is not in the training set is a
-    miss unless the label space says that it is scored. All states are sums, so results depend neither on the batch size nor on the number of processes.
+    miss unless the label space says that it is scored. All states are sums, so results depend neither on the batch size
+    nor on the number of processes.
     """
 
     full_state_update = False

@@ -14,6 +14,7 @@ from backbones.base import Backbone, Features
 from datamodules.batch import Batch, LabelSpace
 from datamodules.prepare.vocabulary import Vocabulary
 from heads.base import Head, Ranking
+from heads.dual.label_text_head import LabelTextHead
 from zoo.core.errors import UserError
 from zoo.training.calibration import Calibration
 from zoo.training.stored import FORMAT, check_weights
@@ -43,6 +44,7 @@ class BackboneWithHead(nn.Module):
         self.space, self.depth = space, depth
         self.backbone = backbone(space)
         self.head = head(self.backbone.dim, space)
+        share_backbone(self.head, self.backbone)
         check_pair(self.backbone, self.head)
         self.config_text: str | None = None
         self.vocabulary: Vocabulary | None = None
@@ -113,6 +115,13 @@ class RankingModel(BackboneWithHead):
         """Return the state dict of the `ZooModule` with the same backbone and head."""
         threshold = torch.tensor(self.threshold, dtype=torch.float64)
         return self.state_dict() | {name: threshold.clone() for name in THRESHOLDS}
+
+
+def share_backbone(head: Head, backbone: Backbone) -> None:
+    """Give the encoder to all parts of a head that encode label texts with it."""
+    for part in head.modules():
+        if isinstance(part, LabelTextHead):
+            part.share(backbone)
 
 
 def check_indices(module: nn.Module) -> None:

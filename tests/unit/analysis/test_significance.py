@@ -46,7 +46,9 @@ def slowly(space: LabelSpace, documents: list[Document], threshold: float) -> di
     targets = Targets.from_lists([truth for truth, *_ in documents])
     metric.update(torch.tensor(scores, dtype=torch.float64), torch.tensor(labels), targets)
     found = {name: value.item() for name, value in metric.compute().items()}
-    undefined = {name for name in found if "@" in name and "/" in name and not found[f"labels/{name.partition('/')[2]}"]}
+    undefined = {
+        name for name in found if "@" in name and "/" in name and not found[f"labels/{name.partition('/')[2]}"]
+    }
     return {name: np.nan if name in undefined else value for name, value in found.items()}
 
 
