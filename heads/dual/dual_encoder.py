@@ -13,7 +13,7 @@ from backbones.base import Features
 from datamodules.batch import Batch, LabelSpace, Targets
 from heads.base import Head, Ranking, TransitionContext
 from heads.dual.label_text_head import LabelTextHead, MakeBackbone
-from heads.dual.losses import decoupled_softmax, margin_loss
+from heads.dual.cosine_losses import decoupled_softmax, margin_loss
 from heads.dual.negatives import Siblings, best_wrong
 from heads.tail.reranker import OutOfFold
 from zoo.core.errors import MANY, UserError, check_low, check_range, check_width
@@ -27,15 +27,15 @@ class DualEncoder(LabelTextHead):
     Two methods are settings of it, and share all that is not in their names:
 
     - DEXML (Gupta et al. 2024, "Dual-Encoders for Extreme Multi-Label Classification",
-      https://arxiv.org/abs/2310.10636): `loss: softmax`, with all labels as candidates (`negatives: null`).
+      https://arxiv.org/abs/2310.10636): `loss: softmax`, with all labels as candidates (`random_negatives: null`).
     - NGAME (Dahiya et al. 2023, "NGAME: Negative Mining-aware Mini-batching for Extreme Classification",
-      https://arxiv.org/abs/2207.04452): `loss: margin`, hard negatives (`hard`, `own_negatives`), and then a stage that
+      https://arxiv.org/abs/2207.04452): `loss: margin`, hard negatives (`own_negatives`), and then a stage that
       trains classifier rows, which start at the vectors of the texts (`start_rows`).
 
-    The candidate labels of a batch are the labels of all its documents, `negatives` random ones, and for each document
-    `hard` labels that a model ranks high although they are wrong: the head itself (`own_negatives` in `each_epoch`) or
-    a linear engine (`engine_negatives`). NGAME puts similar documents into a batch instead; so every document finds its
-    hard negatives among the labels of the others.
+    The candidate labels of a batch are the labels of all its documents, `random_negatives` others, and for each
+    document `hard_negatives` labels that a model ranks high although they are wrong: the head itself (`own_negatives`
+    in `each_epoch`) or a linear engine (`engine_negatives`). NGAME puts similar documents into a batch instead, so that
+    a document finds its hard negatives among the labels of the others.
 
     A label is scored by its row if it has one, and by its text otherwise. Labels without a text always have a row. With
     `data.unseen_labels=score`, labels without training documents are ranked by their texts. Scores are
@@ -50,8 +50,8 @@ class DualEncoder(LabelTextHead):
         margin: of `margin`.
         hardest: number of negatives of a document that `margin` counts, those with the largest cosine. Default: all.
         positives: maximum number of labels of a document, drawn at random, that become candidates. Default: all.
-        negatives: number of random candidate labels per batch. Default: all labels are candidates.
-        hard: number of hard negatives per document.
+        random_negatives: number of random candidate labels per batch. Default: all labels are candidates.
+        hard_negatives: number of hard negatives per document.
         siblings: number of random siblings in the hierarchy, per label of a document, that become candidates.
         engine: linear engine of `engine_negatives`, such as Parabel.
         rows: whether labels can have classifier rows.
@@ -72,8 +72,8 @@ class DualEncoder(LabelTextHead):
         margin: float = 0.3,
         hardest: int | None = None,
         positives: int | None = None,
-        negatives: int | None = None,
-        hard: int = 0,
+        random_negatives: int | None = None,
+        hard_negatives: int = 0,
         siblings: int = 0,
         engine: Callable[[int, LabelSpace], Head] | None = None,
         rows: bool = True,
@@ -85,15 +85,22 @@ class DualEncoder(LabelTextHead):
         check_width(hardest=hardest, positives=positives)
         check_low(1e-3, temperature=temperature)
         check_range(0, 2, margin=margin)
-        check_range(0, MANY, hard=hard, siblings=siblings)
-        check_low(0, negatives=negatives)
+        check_range(0, MANY, hard_negatives=hard_negatives, siblings=siblings)
+        check_low(0, random_negatives=random_negatives)
         check_low(1, row_documents=row_documents)
-        if negatives is None and (hard or siblings or positives):
-            raise UserError("all labels are candidates: give `negatives`, or no hard, siblings or positives")
+        if random_negatives is None and (hard_negatives or siblings or positives):
+            raise UserError(
+                "all labels are candidates: give `random_negatives`, or no hard_negatives, siblings, positives"
+            )
         if siblings and not space.parents:
             raise UserError(f"`siblings={siblings}` needs parents in the label descriptions (`data.label_texts`)")
         self.kind, self.temperature, self.margin, self.hardest = loss, temperature, margin, hardest
-        self.positives, self.negatives, self.hard, self.siblings = positives, negatives, hard, siblings
+        self.positives, self.random_negatives, self.hard_negatives, self.siblings = (
+            positives,
+            random_negatives,
+            hard_negatives,
+            siblings,
+        )
         self.row_documents, self.make_engine = row_documents, engine
         self.related = Siblings(space) if siblings else None
         self.hard_labels: Tensor | None = None  # (documents, hard) int32, padded with -1
@@ -117,14 +124,14 @@ class DualEncoder(LabelTextHead):
     def candidates(self, batch: Batch | None, known: Targets) -> Tensor:
         """Distinct candidate labels of a batch, ascending, (n,)."""
         device = known.indices.device
-        if self.negatives is None:
+        if self.random_negatives is None:
             return torch.arange(self.num_labels, device=device)
         own = known.indices
         if self.positives is not None and len(own):
             order = torch.rand(len(own), device=device).argsort()
             order = order[known.rows[order].argsort(stable=True)]  # shuffled within each document
             own = own[order[known.places < self.positives]]
-        found = [own, torch.randint(self.num_labels, (self.negatives,), device=device)]
+        found = [own, torch.randint(self.num_labels, (self.random_negatives,), device=device)]
         if self.hard_labels is not None and batch is not None:
             rows = batch.rows[(batch.rows >= 0) & (batch.rows < len(self.hard_labels))]  # others are augmented copies
             found.append(self.hard_labels[rows.cpu()].flatten().to(device).long())
@@ -140,9 +147,9 @@ class DualEncoder(LabelTextHead):
     def own_negatives(self, ctx: TransitionContext) -> None:
         """Let the hard negatives of each document be the wrong labels that this head ranks first."""
         targets, depth = ctx.train_targets().to("cpu"), self._depth(ctx)
-        table = torch.zeros(len(targets), self.hard, dtype=torch.int32)
+        table = torch.zeros(len(targets), self.hard_negatives, dtype=torch.int32)
         for features, batch in ctx.train_features():
-            found = best_wrong(self._trained_only(self.rank(features, depth)), batch.targets, self.hard)
+            found = best_wrong(self._trained_only(self.rank(features, depth)), batch.targets, self.hard_negatives)
             table[batch.rows.cpu()] = found.int().cpu() + 1
         self.hard_labels = ctx.sum(table.to(self.calibration.device)).cpu() - 1  # rows of other processes are zeros
 
@@ -155,13 +162,15 @@ class DualEncoder(LabelTextHead):
         if not isinstance(engine, OutOfFold):
             raise UserError(f"`engine={type(engine).__name__}` has no out-of-fold scores: choose a linear engine")
         ranking = engine.out_of_fold(ctx, FOLDS, self._depth(ctx))
-        self.hard_labels = best_wrong(ranking, ctx.train_targets().to("cpu"), self.hard).int()
+        self.hard_labels = best_wrong(ranking, ctx.train_targets().to("cpu"), self.hard_negatives).int()
 
     def _depth(self, ctx: TransitionContext) -> int:
-        if not self.hard:
-            raise UserError("`hard=0`: give the number of hard negatives per document")
+        if not self.hard_negatives:
+            raise UserError("`hard_negatives=0`: give the number of hard negatives per document")
         return (
-            min(self.num_labels, self.hard + int(ctx.train_targets().counts.max())) + self.num_scored - self.num_labels
+            min(self.num_labels, self.hard_negatives + int(ctx.train_targets().counts.max()))
+            + self.num_scored
+            - self.num_labels
         )
 
     def _trained_only(self, ranking: Ranking) -> Ranking:
@@ -187,7 +196,7 @@ class DualEncoder(LabelTextHead):
     def set_extra_state(self, state: dict[str, Any] | None) -> None:
         found = None if state is None else state.get("hard_labels")
         if state is not None:
-            if not isinstance(found, Tensor) or found.dtype != torch.int32 or found.shape[1:] != (self.hard,):
+            if not isinstance(found, Tensor) or found.dtype != torch.int32 or found.shape[1:] != (self.hard_negatives,):
                 raise UserError("the hard negatives of the checkpoint are damaged")
             if bool(((found < -1) | (found >= self.num_labels)).any()):
                 raise UserError("the hard negatives of the checkpoint are no labels: it is damaged")

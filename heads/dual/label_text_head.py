@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from backbones.base import Backbone, Features
 from datamodules.batch import Batch, LabelSpace, Targets
 from heads.base import Head, Ranking, TransitionContext, probabilities
-from heads.dual.search import Graph, exact, recall
+from heads.dual.label_search import Graph, exact, recall
 from heads.tail.calibration import fit_sigmoid
 from heads.tail.rankings import relevant
 from zoo.core.console import note
@@ -157,8 +157,9 @@ class LabelTextHead(Head):
             return {}
         documents = self.document_vectors(features.float())[:CHECKED]
         wanted = exact(F.pad(documents, (0, 1), value=1.0), self.vectors, 10)
+        labels = wanted.labels.masked_fill(wanted.scores < NEVER / 2, -1)
         found = documents.new_full((len(features.pooled),), torch.nan)
-        found[: len(documents)] = recall(self.search(documents, 10).labels, wanted.labels)
+        found[: len(documents)] = recall(self.search(documents, 10).labels, labels)
         return {"search_recall@10": found}
 
     def outdate(self) -> None:

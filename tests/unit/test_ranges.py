@@ -63,6 +63,7 @@ ZERO = {  # settings that can be 0, by name
     *("warmup", "start", "end", "epochs", "gradient_clip_val", "patience", "average_from", "clusters", "labels"),
     *("port", "max_wait", "threads"),  # of the service
     *("threshold", "near", "tail_labels", "normalize", "learned_exponent", "l2", "weight"),
+    *("random_negatives", "hard_negatives", "siblings", "approximate_above"),
     *("line_mb", "text_mb", "unpacked_gb", "ratio", "members", "download_gb"),  # of Limits
 }
 POSITIVE = {  # settings that cannot be 0, unlike others of the same name

@@ -39,7 +39,7 @@ class Graph:
         self.index: Any = hnswlib.Index(space="ip", dim=vectors.shape[1])
         self.index.init_index(max_elements=max(len(vectors), 1), M=LINKS, ef_construction=BUILD, random_seed=seed)
         # With several threads, the graph would depend on their order.
-        self.index.add_items(vectors.float().cpu().numpy(), labels.cpu().numpy(), num_threads=1)
+        self.index.add_items(vectors.detach().float().cpu().numpy(), labels.cpu().numpy(), num_threads=1)
         self.size = len(vectors)
 
     def search(self, queries: Tensor, k: int) -> Ranking:
@@ -48,7 +48,7 @@ class Graph:
         if wanted == 0:
             raise UserError("no label has a text or a classifier row: nothing can be found")
         self.index.set_ef(max(SEARCH * wanted, BUILD))
-        labels, distances = self.index.knn_query(queries.float().cpu().numpy(), wanted, num_threads=1)
+        labels, distances = self.index.knn_query(queries.detach().float().cpu().numpy(), wanted, num_threads=1)
         found = Ranking(1 - torch.from_numpy(distances), torch.from_numpy(labels.astype("int64")))
         best = top_labels(found.scores, k)
         known = found.labels.gather(1, best.labels.clamp_min(0))
