@@ -12,8 +12,8 @@ from torch import Tensor
 from backbones.base import Features
 from datamodules.batch import Batch, LabelSpace, Targets
 from heads.base import Head, Ranking, TransitionContext
-from heads.dual.label_text_head import LabelTextHead, MakeBackbone
 from heads.dual.cosine_losses import decoupled_softmax, margin_loss
+from heads.dual.label_text_head import LabelTextHead, MakeBackbone
 from heads.dual.negatives import Siblings, best_wrong
 from heads.tail.reranker import OutOfFold
 from zoo.core.errors import MANY, UserError, check_low, check_range, check_width

@@ -11,8 +11,8 @@ from backbones import Bow
 from datamodules.batch import Batch, LabelSpace, Targets
 from heads import DualEncoder, Linear, Ranking, TransitionContext
 from heads.dual.cosine_losses import decoupled_softmax, margin_loss
-from heads.dual.negatives import Siblings, best_wrong
 from heads.dual.label_search import Graph, exact, recall
+from heads.dual.negatives import Siblings, best_wrong
 from zoo.core.errors import UserError
 from zoo.training.ranking_model import share_backbone
 
