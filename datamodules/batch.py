@@ -187,6 +187,11 @@ class LabelSpace:
         return self.num_all if self.unseen_texts else self.num_labels
 
     @property
+    def scored_counts(self) -> list[int]:
+        """Number of training documents of each of the `num_scored` labels."""
+        return [*self.counts, *(0 for _ in self.unseen)] if self.unseen_texts else self.counts
+
+    @property
     def labels(self) -> list[str]:
         """Names of known and unseen labels, by index."""
         return [*self.names, *self.unseen]

@@ -15,7 +15,7 @@ from backbones.base import Backbone, Features
 from datamodules.batch import Batch, LabelSpace, Targets
 from heads.base import Head, Ranking, TransitionContext, probabilities
 from heads.dual.label_search import Graph, exact, recall
-from heads.tail.calibration import fit_sigmoid
+from heads.tail.platt import fit_sigmoid
 from heads.tail.rankings import relevant
 from zoo.core.console import note
 from zoo.core.errors import UserError, check_low, check_width

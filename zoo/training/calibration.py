@@ -97,7 +97,7 @@ class Calibration:
 
     def grown(self, space: LabelSpace) -> Calibration:
         """The same for a label space with more labels."""
-        return Calibration(**{**vars(self), "counts": space.counts})
+        return Calibration(**{**vars(self), "counts": space.scored_counts})
 
     def stored(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
@@ -126,7 +126,7 @@ class Calibration:
         }
         if found := [name for name, is_wrong in wrong.items() if is_wrong]:
             raise UserError(f"its calibration is damaged: {', '.join(found)} out of range or of another length")
-        return cls(**stored, counts=space.counts)
+        return cls(**stored, counts=space.scored_counts)
 
 
 def interpolated(x: Tensor, places: Tensor, values: Tensor) -> Tensor:

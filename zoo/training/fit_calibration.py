@@ -65,7 +65,7 @@ def calibrate_ranking(
         raise UserError("all of the validation documents' candidates are correct, or none is: nothing can be learned")
     weights, steps = fit_probabilities(ranking, hits, space, method)
     width = ranking.labels.shape[1]
-    made = Calibration(method, weights, width, kind, "", {}, space.counts, steps)
+    made = Calibration(method, weights, width, kind, "", {}, space.scored_counts, steps)
     raw = candidates(ranking, hits, targets, space)
     after = made.ranked(ranking, width)
     found = candidates(after, relevant(after.labels, targets), targets, space)
@@ -100,7 +100,7 @@ def candidates(ranking: Ranking, hits: Tensor, targets: Targets, space: LabelSpa
         scores=ranking.scores[known].double().numpy(),
         hits=hits[known].numpy(),
         support=np.bincount(targets.indices.numpy(), minlength=space.num_all).astype(float),
-        counts=np.array(space.counts),
+        counts=np.array(space.scored_counts),
         size=len(targets),
     )
 
@@ -124,7 +124,7 @@ def out_of_fold(ranking: Ranking, hits: Tensor, space: LabelSpace, method: Metho
         own, others = fold_of == fold, fold_of != fold
         rest = Ranking(ranking.scores[others], ranking.labels[others])
         weights, steps = fit_probabilities(rest, hits[others], space, method)
-        made = Calibration(method, weights, 1, "global", "", {}, space.counts, steps)
+        made = Calibration(method, weights, 1, "global", "", {}, space.scored_counts, steps)
         part = made.ranked(Ranking(ranking.scores[own], ranking.labels[own]), scores.shape[1])
         scores[own], labels[own] = part.scores, part.labels
     return Ranking(scores, labels)
@@ -135,7 +135,7 @@ def fit_probabilities(
 ) -> tuple[list[float], list[list[float]]]:
     """Weights and steps of a `Calibration` by maximum likelihood."""
     known = ranking.labels >= 0
-    counts = torch.tensor(space.counts)
+    counts = torch.tensor(space.scored_counts)
     inputs, right = design(ranking.scores[known], counts[ranking.labels[known]]).T, hits[known].double()
     start = torch.tensor(IDENTITY, dtype=torch.float64)
     weights = fit_logistic(inputs, right, start, lambda total: total, RIDGE)

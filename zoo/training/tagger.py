@@ -146,7 +146,7 @@ class Tagger:
         """Threshold of each label."""
         if threshold == AUTO and self.thresholds is not None:
             return self.thresholds
-        return np.full(len(self.names), float(self.threshold if threshold == AUTO else threshold))
+        return np.full(self.module.space.num_scored, float(self.threshold if threshold == AUTO else threshold))
 
     @torch.no_grad()
     def add_labels(self, examples: Iterable[tuple[str, Sequence[str]]], update: bool = False) -> Self:
@@ -184,7 +184,7 @@ class Tagger:
             for number, text in enumerate(window, first):
                 if not isinstance(text, str):
                     raise TypeError(f"text {number} is of type {type(text).__name__}, not a string")
-            ranking, known = self.rank_texts(window, min(k, len(self.names)))
+            ranking, known = self.rank_texts(window, min(k, self.module.space.num_scored))
             if ranking.scores.isnan().any():
                 raise UserError("the model's scores are NaN: its training diverged, or values of a text are too large")
             is_low = ranking.scores.numpy() < limits[ranking.labels.clamp_min(0).numpy()]
@@ -221,7 +221,8 @@ class Tagger:
         return Ranking(scores, labels), known
 
     def _tags(self, ranking: Ranking, known: Tensor, reasons: Explanations) -> list[Tags]:
-        names, rows = self.module.space.labels, zip(ranking.labels.tolist(), ranking.scores.tolist(), reasons, strict=True)
+        names = self.module.space.labels
+        rows = zip(ranking.labels.tolist(), ranking.scores.tolist(), reasons, strict=True)
         return [
             Tags(
                 (Tag(names[i], x, why.spans, why.documents) for i, x, why in zip(*row, strict=True) if i >= 0), is_known
