@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         Amazon670K,
         AmazonCat,
         Bibtex,
+        Bills,
         Delicious,
         EurLex4K,
         EurLex4KBow,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from datamodules.corpora.sample import Sample
     from datamodules.corpora.sparse_files import SparseFiles
     from datamodules.corpora.text_files import TextFiles
+    from datamodules.corpora.titled import LfAmazonTitles131K, LfWikipedia500K
 
 __all__ = [
     "Aapd",
@@ -31,12 +33,15 @@ __all__ = [
     "AmazonCat",
     "Batch",
     "Bibtex",
+    "Bills",
     "Delicious",
     "EurLex",
     "EurLex4K",
     "EurLex4KBow",
     "HubDataset",
     "LabelSpace",
+    "LfAmazonTitles131K",
+    "LfWikipedia500K",
     "Rcv1",
     "Reuters",
     "Sample",

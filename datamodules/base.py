@@ -20,7 +20,7 @@ from datamodules.batch import Batch, LabelSpace, Targets
 from datamodules.prepare.cached_vectors import cached_vectors
 from datamodules.prepare.corpus import Corpus, with_merged_val
 from datamodules.prepare.dense_vectors import Encode, VectorCache
-from datamodules.prepare.label_texts import label_texts, parent_pairs, read_labels
+from datamodules.prepare.label_texts import LabelDescription, label_texts, parent_pairs, read_labels
 from datamodules.prepare.limits import DEFAULT_LIMITS, Limits
 from datamodules.prepare.preparation import Prepared, Settings, prepare
 from datamodules.prepare.rows import EncodedRows, pad
@@ -183,7 +183,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
         space.idf = space.idf if self.idf is None else self.idf
         space.propensity_a, space.propensity_b = self.propensity["propensity_a"], self.propensity["propensity_b"]
         if file := self.label_file():
-            labels = read_labels(file)
+            labels = self.read_label_file(file)
             texts = label_texts(labels)
             space.texts = [texts.get(name, "") for name in space.names]
             if self.unseen_labels == "score":
@@ -201,6 +201,10 @@ class TextDataModule(pl.LightningDataModule, ABC):
     def label_file(self) -> Path | None:
         """Path to the label-description file; None if there is none."""
         return find_files({"label_texts": self.label_texts}).get("label_texts")
+
+    def read_label_file(self, path: Path) -> dict[str, LabelDescription]:
+        """Read names, descriptions and parents of labels."""
+        return read_labels(path)
 
     def label_batches(self, unseen: bool = False) -> Iterator[Batch]:
         """Yield label descriptions (names if there are none) as documents; `rows` of a batch are label numbers.

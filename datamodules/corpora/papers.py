@@ -89,6 +89,16 @@ class Reuters(NamedCorpus):
     )
 
 
+class Bills(NamedCorpus):
+    """Bills of the 109th and 110th US Congress: titles and summaries, with subject terms of the Library of Congress."""
+
+    folder = "bills"
+    how_to_get = (
+        "Put train.jsonl and test.jsonl with the columns id, text and labels into $ZOO_DATA/bills, "
+        "or set `root` to their folder"
+    )
+
+
 class Rcv1(NamedCorpus):
     """RCV1-v2, LYRL2004 split: 23,149 stories for training as stemmed words without order, with 103 topics.
 
