@@ -20,7 +20,7 @@ FILES = {"train": "trn", "test": "tst"}  # our splits, and the names of their fi
 LABELS = "lbl"
 SUFFIXES = (".json.gz", ".json", ".jsonl.gz", ".jsonl")
 HOW_TO_GET = (
-    "Get the raw text from the Extreme Classification Repository, and put trn.json.gz, tst.json.gz and lbl.json.gz into "
+    "Get the raw text from the Extreme Classification Repository, and put {{trn,tst,lbl}}.json.gz into "
     "$ZOO_DATA/{}, or set `root` to their folder"
 )
 
