@@ -58,7 +58,7 @@ class Blend(Head):
         measure_members: also evaluate the rankings of the members, by their names.
     """
 
-    inverse_propensity: Tensor  # (num_labels,)
+    inverse_propensity: Tensor  # (num_scored,)
     power: Tensor  # the exponent that is used
 
     def __init__(
@@ -97,13 +97,13 @@ class Blend(Head):
         self.features = self._new_features()
         self.settings = ranker or Boosting()
         self.trees = self._new_ranker()
-        inverse = space.inverse_propensity()[: space.num_labels].float()
+        inverse = space.inverse_propensity()[: space.num_scored].float()
         self.register_buffer("inverse_propensity", inverse, persistent=False)
         self.register_buffer("power", torch.tensor(exponent or 0.0, dtype=torch.float64), persistent=exponent is None)
 
     def _new_features(self) -> FeatureGroups:
         """Feature groups that have learned nothing yet."""
-        return FeatureGroups([make(self.space, list(self.inner_heads)) for make in self.make_features])
+        return FeatureGroups([make(self.space.with_unseen(), list(self.inner_heads)) for make in self.make_features])
 
     def _new_ranker(self) -> BoostedTrees | Perceptron:
         size = len(self.features.names)

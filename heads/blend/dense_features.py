@@ -112,7 +112,7 @@ class LabelTexts(DenseFeatures):
 
     def learn(self, ctx: TransitionContext, rows: Tensor) -> None:
         table = self.here.new_zeros(self.num_labels, self._width(ctx))
-        for features, batch in ctx.label_features():
+        for features, batch in ctx.label_features(unseen=True):
             counted = batch.rows >= 0  # the rest is padding of processes
             table[batch.rows[counted]] = features.pooled[counted].float().to(table.device)
         self.vectors = unit(ctx.sum(table))  # rows of other processes are zeros

@@ -214,7 +214,7 @@ class LabelWords(PairFeatures):
     def _label_words(self, ctx: TransitionContext) -> Tensor:
         """Distinct words of each label's text in their order, padded with -1, (num_labels, MAX_WORDS), on the CPU."""
         table = torch.zeros(self.num_labels, MAX_WORDS, dtype=torch.int32)
-        for _, batch in ctx.label_features():
+        for _, batch in ctx.label_features(unseen=True):
             for label, ids, mask in zip(batch.rows.tolist(), batch.ids.cpu(), batch.mask.cpu(), strict=True):
                 if label >= 0:  # the rest is padding of processes
                     words = torch.tensor(list(dict.fromkeys(ids[mask].tolist()))[:MAX_WORDS], dtype=torch.int32)
