@@ -13,7 +13,7 @@ TRAIN = [
     {"uid": "B0", "title": "wooden chair", "content": "", "target_ind": [0, 2], "target_rel": [1.0, 1.0]},
     {"uid": "B1", "title": "oak table", "content": "a long text", "target_ind": [1], "target_rel": [1.0]},
     {"uid": "B2", "title": "green lamp", "target_ind": [2]},
-    {"uid": "B3", "title": "red lamp", "target_ind": [2, 0]},
+    {"uid": "B3", "title": "red lamp, chair", "target_ind": [2, 0]},
 ]
 TEST = [{"uid": "B4", "title": "oak chair", "content": "", "target_ind": [0, 3], "target_rel": [1.0, 1.0]}]
 LABELS = [{"title": "chair"}, {"title": "table", "content": "made of wood"}, {"title": "lamp"}, {"title": "oak shelf"}]
