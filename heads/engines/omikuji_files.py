@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from scipy.sparse import csc_array
+
+Classifiers = tuple[tuple[csc_array, int], ...]  # matrices of classifiers, and the column in each
 
 
 def leaves(node: dict[str, Any]) -> Iterator[tuple[list[int], dict[str, Any]]]:
@@ -16,6 +19,37 @@ def leaves(node: dict[str, Any]) -> Iterator[tuple[list[int], dict[str, Any]]]:
     else:
         for child in content["children"]:
             yield from leaves(child)
+
+
+def paths(node: dict[str, Any], above: Classifiers = ()) -> Iterator[tuple[int, Classifiers]]:
+    """Classifiers on the way from the root to each label of a decoded tree."""
+    ((kind, content),) = node.items()
+    weights = matrix(content["weights"])
+    if kind == "Leaf":
+        yield from ((label, (*above, (weights, i))) for i, label in enumerate(content["labels"]))
+    else:
+        for i, child in enumerate(content["children"]):
+            yield from paths(child, (*above, (weights, i)))
+
+
+def matrix(weights: dict[str, Any]) -> csc_array:
+    """A decoded matrix (features + 1, classifiers); the last row is the bias."""
+    ((kind, content),) = weights.items()
+    if kind == "Dense":
+        return csc_array(np.array(content["data"], np.float32).reshape(content["dim"]))
+    rows = np.repeat(content["outer_inds"], np.diff(content["indptr"]))
+    shape = (content["outer_dim"], content["inner_dim"])
+    found = csc_array((np.array(content["data"], np.float32), (rows, np.array(content["inner_inds"], np.int64))), shape)
+    found.sort_indices()
+    return found
+
+
+def values_in(weights: csc_array, column: int, rows: np.ndarray) -> np.ndarray:
+    """Values of a column at some rows."""
+    own = slice(*weights.indptr[column : column + 2])
+    stored, values = weights.indices[own], weights.data[own]
+    at = np.searchsorted(stored, rows).clip(max=max(len(stored) - 1, 0))
+    return np.where(stored[at] == rows, values[at], 0) if len(stored) else np.zeros(len(rows), np.float32)
 
 
 def column_norms(weights: dict[str, Any]) -> np.ndarray:

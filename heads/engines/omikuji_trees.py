@@ -23,7 +23,7 @@ from datamodules.batch import LabelSpace
 from heads.base import Ranking, TransitionContext
 from heads.engines.cbor import read_cbor
 from heads.engines.linear_engine import LinearEngine
-from heads.engines.omikuji_files import check_tree, column_norms, leaves
+from heads.engines.omikuji_files import Classifiers, check_tree, column_norms, leaves, paths, values_in
 from heads.engines.processes import Workers
 from heads.engines.sparse_text import write_documents
 from zoo.core.cores import available_cores, in_threads
@@ -87,6 +87,7 @@ class Parabel(LinearEngine):
         self.settings |= {"cost": cost, "prune": prune}
         self.files: dict[str, Tensor] | None = None  # files of the model as bytes, by name
         self.model: Any = None
+        self.paths: list[dict[int, Classifiers]] | None = None  # of the labels of each tree; read for explanations
         library()
 
     @property
@@ -126,7 +127,20 @@ class Parabel(LinearEngine):
                 norms[labels] += column_norms(weights) / len(trees)
         return torch.from_numpy(norms).float()
 
+    def evidence(self, ids: np.ndarray, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Shares of words in the margins on the way to a label, summed over its levels; the mean over trees."""
+        if self.paths is None:
+            content = [file for name, file in (self.files or {}).items() if name.endswith(".cbor")]
+            self.paths = [dict(paths(read_cbor(tree.numpy().tobytes()))) for tree in content]
+        found = np.zeros((len(labels), len(ids)))
+        for tree in self.paths:
+            for row, label in zip(found, labels.tolist(), strict=True):
+                for weights, column in tree.get(label, ()):
+                    row += values * values_in(weights, column, ids) / len(self.paths)
+        return found
+
     def _load(self, folder: Path) -> None:
+        self.paths = None
         self.files = {file.name: torch.from_numpy(np.fromfile(file, np.uint8)) for file in sorted(folder.iterdir())}
         self.model = load_model(folder)
 

@@ -9,7 +9,7 @@ import zoo
 from backbones import BiLSTM, Bow, Words
 from datamodules.prepare.bags import bag_width, bags, occurrences
 from datamodules.prepare.vocabulary import PAD, UNK, VALUES, Vocabulary, feature_tokenizer, word_tokenizer
-from heads import LSAN, AttentionXML, Linear, NearestNeighbours, OneVsRestSvm, TransitionContext
+from heads import LSAN, AttentionXML, Bonsai, Linear, NearestNeighbours, OneVsRestSvm, Parabel, TransitionContext
 from tests.support.documents import label_space
 from tests.support.engines import corpus, space_of
 from tests.support.errors import raises
@@ -168,6 +168,29 @@ def test_neighbours_explain_their_votes():
     ranking = tagger.module.rank(batch, 4)
     evidence = tagger.module.head.token_contributions(tagger.module(batch), ranking.labels)
     assert evidence.sum(2)[0].tolist() == pytest.approx(ranking.scores[0].tolist(), rel=1e-4)
+
+
+@pytest.mark.parametrize(("make", "leaf"), [(Parabel, 4), (Bonsai, 100)])
+def test_trees_explain_by_the_margins_on_the_way_to_a_label(make, leaf):
+    """The scores of the library follow from these margins, with their biases."""
+    tagger = engine(lambda dim, space: make(dim, space, trees=2, max_leaf=leaf, prune=0.0))
+    ((_, batch),) = tagger.batches(["w4 w2 w30 w2 w3"], [[]])
+    head, features = tagger.module.head, tagger.module(batch)
+    ranking, row = head.rank(features, 4), head.matrix(head._documents(features))
+    evidence = head.evidence(row.indices, row.data, ranking.labels[0].numpy())
+    for label, score, own in zip(ranking.labels[0].tolist(), ranking.scores[0].tolist(), evidence, strict=True):
+        total, by_tree = 0.0, []
+        for tree in head.paths:
+            margins = []
+            for weights, column in tree[label]:
+                dense = weights.toarray()[:, column]
+                margins.append(float(row.toarray()[0] @ dense[:-1] + dense[-1]))
+                total += float(row.toarray()[0] @ dense[:-1]) / len(head.paths)
+            by_tree.append(np.exp(-sum(max(0, 1 - margin) ** 2 for margin in margins)))
+        assert own.sum() == pytest.approx(total, abs=1e-5)
+        assert np.mean(by_tree) == pytest.approx(score, abs=1e-3)  # equal unless a beam has missed the label
+    tags = tagger.tag(["w4 w2 w30 w2 w3"], k=2, explain=True)[0]
+    assert all(tag.spans for tag in tags)
 
 
 def test_similar_training_documents_have_the_label():
