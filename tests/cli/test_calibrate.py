@@ -1,6 +1,7 @@
 """Calibration of a trained checkpoint, and explanations, through the command line."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -46,11 +47,13 @@ def rows_of(text):
 
 
 def test_probabilities_and_thresholds_of_a_checkpoint(trained, tmp_path, capsys):
-    made = tmp_path / "calibrated.ckpt"
-    main(["calibrate", "--ckpt", str(trained.best), "--out", str(made), "--thresholds", "class"])
+    made, picture = tmp_path / "calibrated.ckpt", tmp_path / "reliability.svg"
+    given = ["calibrate", "--ckpt", str(trained.best), "--out", str(made), "--picture", str(picture)]
+    main([*given, "--thresholds", "class"])
     rows = rows_of(capsys.readouterr().out)
     before, after = rows["scores"], rows["probabilities (platt)"]
     assert after[2] < before[2]  # ECE@5
+    assert {"scores", "platt", "share of correct labels"} <= set(re.findall(r">([^<]+)</text>", picture.read_text()))
     kinds = [rows[name] for name in rows if name.startswith("one")]
     assert len(kinds) == 4
     assert all(0 < value <= 100 for row in kinds for value in row[:3])

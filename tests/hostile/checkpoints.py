@@ -26,6 +26,7 @@ from datamodules.prepare.vocabulary import PAD, UNK, Vocabulary, word_tokenizer
 from heads import Blend, Head, OneVsRestSvm
 from tests.support.blend import Corpus
 from zoo.core.errors import UserError
+from zoo.training.calibration import Calibration, Method
 from zoo.training.checkpoint import build, save
 from zoo.training.ensemble_tagger import EnsembleTagger
 from zoo.training.tagger import Tag, load
@@ -46,6 +47,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "head": {"class_path": "heads.Blend", "init_args": {"members": {"svm": "heads.OneVsRestSvm"}}},
     },
 }
+CALIBRATED = ("Linear", "OneVsRestSvm")
 ENSEMBLE = ("Linear", "OneVsRestSvm")
 NAMES = (*MODELS, "Ensemble")
 REST = {
@@ -67,8 +69,16 @@ def write(path: Path, name: str) -> Path:
     fill(module.head)
     module.config_text = yaml.safe_dump({"model": MODELS[name]} | REST)
     module.vocabulary = Vocabulary(word_tokenizer(WORDS), 50)
+    if name in CALIBRATED:
+        module.calibration = calibration("isotonic" if name == "Linear" else "platt")
     save(module, path)
     return path
+
+
+def calibration(method: Method) -> Calibration:
+    cuts = {"global": [0.3], "class": [0.2, 0.3, 0.4], "label": [0.25] * LABELS}
+    steps = [[-3.0, 0.0, 3.0], [0.1, 0.4, 0.9]] if method == "isotonic" else [[], []]
+    return Calibration(method, [0.1, 0.9, -0.1, 0.05], 10, "label", "macro-f1", cuts, SPACE.counts, steps)
 
 
 def fill(head: Head) -> None:
@@ -88,7 +98,9 @@ def fill(head: Head) -> None:
 def attempt(path: Path) -> str | None:
     """Load a checkpoint and tag texts: the message of a `UserError`, or None if the model works."""
     try:
-        tags = load(path, "cpu").tag(TEXTS, k=3)
+        tagger = load(path, "cpu")
+        check_tags(tagger.tag(TEXTS, threshold="auto", explain=True))
+        tags = tagger.tag(TEXTS, k=3)
     except UserError as error:
         message = str(error)
     else:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OF_DATA = ("label_distribution", "label_correlation")  # the same for all runs on the same data
-OF_RUN = ("bins", "curves", "norms", "importances", "tsne", "experts")
+OF_RUN = ("bins", "reliability", "curves", "norms", "importances", "tsne", "experts")
 KEYS = (("data", "experiment"), ("data", "experiment", "seed"), ("data", "experiment", "run"))
 
 

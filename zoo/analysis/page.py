@@ -36,6 +36,11 @@ CAPTIONS = {  # title and caption of a picture
         "Macro-averaged P@5 in bins with equal numbers of labels. The steeper the drop, the less the model has learned"
         " about rare labels.",
     ),
+    "reliability": (
+        "Reliability of scores",
+        f"Share of correct labels among the best {MACRO_K} of each document, by their scores; larger points have more"
+        " labels. Scores on the diagonal are calibrated probabilities; see zoo calibrate.",
+    ),
     "tail_f1": (
         "F1 of rare labels",
         f"F1@{MACRO_K} of labels with up to {FEW} training documents that occur in the test documents. The second run"

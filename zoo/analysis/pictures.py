@@ -29,6 +29,7 @@ from zoo.analysis.canvas import (
 from zoo.analysis.curves import training_curves
 from zoo.analysis.evidence import Evidence
 from zoo.analysis.model_pictures import experts, importances, norms, tsne
+from zoo.analysis.reliability_picture import of_predictions
 from zoo.analysis.tail import TailPair
 from zoo.core.metrics import FREQUENCY_CLASSES, GROUP_TITLES, frequency_class
 from zoo.core.run_folder import RunFolder
@@ -49,6 +50,7 @@ def of_run(run: RunFolder, evidence: Evidence | None) -> dict[str, Figure]:
     figures = {
         "label_distribution": label_distribution(documents),
         "bins": bins({"this run": run.metrics}),
+        "reliability": of_predictions(run),
         "curves": training_curves(run.log_rows, [str(stage.get("name")) for stage in run.stages]),
         "importances": importances(run.importances),
     }

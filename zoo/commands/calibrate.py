@@ -10,10 +10,12 @@ from rich.table import Table
 
 from datamodules import Batch, Targets, TextDataModule
 from heads import Ranking
+from zoo.analysis.canvas import svg_file
+from zoo.analysis.reliability_picture import diagram
 from zoo.commands.blend_runs import blended, words_of
 from zoo.commands.combined import measured
 from zoo.commands.ensemble import mean_of
-from zoo.commands.output import print_summary
+from zoo.commands.output import opened_output, print_summary
 from zoo.commands.rerank import corpus_of
 from zoo.core.console import note
 from zoo.core.errors import MAX_SEED, WIDEST, UserError, check_range
@@ -42,6 +44,7 @@ def calibrate(
     thresholds: Kind = "label",
     target: str = "macro-f1",
     candidates: int = 100,
+    picture: str | None = None,
     seed: int = 0,
     device: str | None = None,
     trust: list[str] | None = None,
@@ -61,6 +64,7 @@ def calibrate(
         target: what thresholds are chosen for: `micro-f1`, `macro-f1`, `precision=P` for the most labels with at least
             this precision, or `labels=N` for a mean number of labels.
         candidates: number of best labels per document that are calibrated.
+        picture: SVG file for a reliability diagram of the best five labels, before and after.
         seed: seed of cross-validation.
         device: device such as `cpu` or `cuda` (default: a GPU if available).
         trust: module outside the zoo with classes that the checkpoint may use, such as my_heads; can be repeated.
@@ -74,6 +78,8 @@ def calibrate(
     check_range(1, WIDEST, candidates=candidates)
     check_range(0, MAX_SEED, seed=seed)
     check_target(out)
+    if picture is not None:
+        check_target(picture)
     tagger = load(ckpt, device, trust or ())
     if tagger.calibration is not None:
         note(f"{ckpt} is calibrated already: its calibration is replaced")
@@ -90,6 +96,9 @@ def calibrate(
     after = made.ranked(ranking, ranking.labels.shape[1])
     tagger.threshold = measured(space, targets, after, 0.5).best_threshold()
     tagger.save(out)
+    if picture is not None and (figure := diagram(report.curves)) is not None:
+        with opened_output(picture) as file:
+            file.write(svg_file(figure, "reliability"))
     Console().print(tables(made, report, f"{len(targets):,} validation documents"))
     print_summary(seconds=f"{time.perf_counter() - start:.1f}", checkpoint=out)
 

@@ -35,6 +35,7 @@ class Report(NamedTuple):
         uncalibrated: what one threshold on the scores reaches.
         thresholds: what thresholds of each kind on the probabilities reach, and the strength of the shrinkage.
         documents: number of documents with labels.
+        curves: scores of the best labels of each document, and whether they are correct, before and after.
     """
 
     errors: dict[int, tuple[float, float]]
@@ -42,6 +43,7 @@ class Report(NamedTuple):
     uncalibrated: Counts
     thresholds: Fitted
     documents: int
+    curves: dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def calibrate_ranking(
@@ -73,13 +75,17 @@ def calibrate_ranking(
     fitted = fit_thresholds(found, truth, target, FOLDS, seed)
     fields = vars(made) | {"target": describe(target), "cuts": {k: v.tolist() for k, v in fitted.cuts.items()}}
     unseen = out_of_fold(ranking, hits, space, method, seed)
-    errors, precision = {}, {}
+    errors, precision, curves = {}, {}, {}
     for k in KS:
         pairs = [(each.scores[:, :k], relevant(each.labels[:, :k], targets)) for each in (ranking, unseen)]
         errors[k] = before_after(calibration_error(s.flatten().numpy(), h.flatten().numpy()) for s, h in pairs)
         precision[k] = before_after(float(h.sum()) / (k * len(h)) for _, h in pairs)
+    for name, each in {"scores": ranking, method: unseen}.items():
+        top = each.labels[:, : max(KS)]
+        right = relevant(top, targets)[top >= 0]
+        curves[name] = each.scores[:, : max(KS)][top >= 0].numpy(), right.numpy()
     uncalibrated = one_threshold(raw, truth, target, seed)
-    return Calibration(**fields), Report(errors, precision, uncalibrated, fitted, len(targets))
+    return Calibration(**fields), Report(errors, precision, uncalibrated, fitted, len(targets), curves)
 
 
 def before_after(values: Iterable[float]) -> tuple[float, float]:

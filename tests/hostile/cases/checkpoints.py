@@ -34,6 +34,15 @@ VERBS = {
                    "--trainer.max_epochs=null", "--final_test=false"],
     "fit-with-ckpt": ["fit", "--ckpt=bad.ckpt"],
 }  # fmt: skip
+CALIBRATION: dict[str, Any] = {
+    "method": "platt",
+    "weights": [0.0, 1.0, 0.0, 0.0],
+    "candidates": 10,
+    "kind": "global",
+    "target": "micro-f1",
+    "cuts": {"global": [0.5], "class": [0.5] * 3, "label": [0.5]},
+    "steps": [[], []],
+}
 FEW = {"few.jsonl": '{"text": "a new text", "labels": ["new"]}\n'}
 Edit = Callable[[dict[str, Any]], None]
 
@@ -270,6 +279,12 @@ FIELDS: dict[str, Edit] = {
     "max-length-negative": put("zoo/max_length", -1),
     "max-length-huge": put("zoo/max_length", 2**70),
     "windows-huge": put("zoo/windows", 2**70),
+    "calibration-is-text": put("zoo/calibration", "platt"),
+    "calibration-is-foreign": put("zoo/calibration", {"method": "os.system"}),
+    "calibration-nan": put("zoo/calibration", CALIBRATION | {"weights": [float("nan")] * 4}),
+    "calibration-huge": put("zoo/calibration", CALIBRATION | {"candidates": 2**40}),
+    "calibration-of-other-labels": put("zoo/calibration", CALIBRATION | {"cuts": CALIBRATION["cuts"] | {"label": []}}),
+    "calibration-steps-fall": put("zoo/calibration", CALIBRATION | {"steps": [[0.0, 1.0], [0.9, 0.1]]}),
     "depth-text": setting("model/depth", "deep"),
     "hidden-huge": setting("model/backbone/init_args/hidden", 10**9),
     "stored-backbone-is-a-list": put("zoo/backbone", [1]),

@@ -209,8 +209,8 @@ def test_a_page_of_one_run(tmp_path):
     elements = Elements(text)
     assert "built-in sample" in elements.of("p", "faint")[0][1]
     assert elements.of("p", "sample")
-    assert {picture.name for picture in page.pictures} == {"label_distribution", "bins"}
-    assert len(elements.of("figure")) == len(elements.of("figcaption")) == 2
+    assert {picture.name for picture in page.pictures} == {"label_distribution", "bins", "reliability"}
+    assert len(elements.of("figure")) == len(elements.of("figcaption")) == 3
     assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs, _ in elements.of("svg"))
     assert elements.of("html")[0][0]["lang"] == "en"
     assert "Examples" not in text
@@ -297,7 +297,8 @@ def test_other_files_are_kept(tmp_path):
     (folder / "notes.txt").write_text("mine")
     (folder / "index.html").write_text("old")
     write_page(make_page([make_run(tmp_path / "run")]), folder)
-    assert {file.name for file in folder.iterdir()} == {"notes.txt", "index.html", "bins.svg", "label_distribution.svg"}
+    pictures = {"bins.svg", "label_distribution.svg", "reliability.svg"}
+    assert {file.name for file in folder.iterdir()} == {"notes.txt", "index.html", *pictures}
     assert (folder / "notes.txt").read_text() == "mine"
     assert (folder / "index.html").read_text().startswith("<!DOCTYPE html>")
 
