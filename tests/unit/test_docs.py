@@ -13,7 +13,7 @@ from zoo.core.shipped import shipped_experiments
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("benchmarks", "tests", "zoo", "heads", "backbones", "datamodules", "callbacks", "experiments", "docs")
 FILE = re.compile(rf"(?<![\w/.$-])((?:{'|'.join(FOLDERS)})/[\w./-]+\.(?:py|yaml|csv|md))\b")
-PLACEHOLDERS = {"NAME", "ROW", "FILE", "latency"}
+PLACEHOLDERS = {"NAME", "ROW", "FILE"}
 TEXTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "experiments").rglob("*.yaml")]
 SCRIPTS = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

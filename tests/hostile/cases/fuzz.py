@@ -126,7 +126,7 @@ def predict_documents(path: Path) -> None:
     from zoo.commands.predict import documents
 
     for _, text in documents(str(path), "text", "id", 10_000):
-        text.encode()
+        text.encode("utf8", "surrogatepass")  # those of JSON escapes are for the tokenizer
 
 
 def resolve(path: Path) -> None:
