@@ -100,10 +100,6 @@ class Fragile(Mortal, PrototypeTransfer):
             self.head += 0.1 * torch.rand_like(self.head)
 
 class FragileAugmentor(Mortal, PvaeAugmentor):
-    def collect_bank(self, ctx):
-        super().collect_bank(ctx)
-        self.meet("collect_bank")
-
     def train_pvae(self, ctx):
         super().train_pvae(ctx)
         self.meet("train_pvae")

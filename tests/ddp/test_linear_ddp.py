@@ -70,8 +70,9 @@ def test_trees_reach_all_processes(engine, folder):
 
 # A machine that is being fitted is fitted to its end before a SIGTERM is heard.
 @pytest.mark.kill
-@pytest.mark.parametrize("head", ["FragileSvm", "FragileTrees"])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    ("head", "number", "code"), [("FragileSvm", signal.SIGTERM, 143), ("FragileTrees", signal.SIGINT, 130)]
+)
 def test_a_signal_within_the_fit_ends_it(engine, start, head, number, code):
     # The first process alone gets the signal, while its own processes are at work.
     with start("fit", "--config=tiny.yaml", "--name=slow", f"--model.head=engines.{head}", SLOW="1") as run:

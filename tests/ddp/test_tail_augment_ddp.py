@@ -82,4 +82,4 @@ def test_copies_are_the_same_in_every_epoch_on_one_and_on_two_processes(augmente
 @pytest.mark.kill
 def test_kills_change_nothing(augmented, folder):
     given = ("--last.every_n_train_steps=2", "--data.num_workers=2")
-    assert_kills_change_nothing(augmented, folder, ["head:3", "tail:4", "tail:22"], processes=2, resuming=given)
+    assert_kills_change_nothing(augmented, folder, ["tail:4"], processes=2, resuming=given)

@@ -173,6 +173,8 @@ if __name__ == "__main__":
     import pandas  # noqa: F401 (pyarrow imports it in each run)
 
     import zoo.commands.lightning  # noqa: F401 (main imports it in each run)
+    from zoo.commands.catalog import import_parts
     from zoo.commands.main import main
 
+    import_parts()
     main(serve(sys.argv[1]))

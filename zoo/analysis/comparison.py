@@ -192,8 +192,8 @@ def note_mixed(rows: Iterable[ComparedRuns], by: Sequence[str]) -> None:
         more = f" and {len(settings) - MAX_KEYS} more" if len(settings) > MAX_KEYS else ""
         what = [f"differ in {', '.join(settings[:MAX_KEYS])}{more}"] if settings else []
         what += [f"have the same seed{seed}"] if "run" in keys else []
-        option = ",".join(dict.fromkeys([*by, *split_by]))
-        note(f"{where} runs that {' or '.join(what)}; separate them with `--by {option}`")
+        every = ",".join(dict.fromkeys([*by, *split_by]))
+        note(f"{where} runs that {' or '.join(what)}; separate them with `by={every}`")
 
     if len(mixed) > MAX_NOTES:
         often = Counter(key for _, keys in mixed for key in keys)

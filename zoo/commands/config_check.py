@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import pkgutil
 import traceback
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
+from jsonargparse import Namespace
+from pytorch_lightning.accelerators import CUDAAccelerator, MPSAccelerator
+
 from zoo.core.console import note
+from zoo.core.cores import available_cores
 from zoo.core.errors import MAX_SEED, UserError, check_range, first_line
 from zoo.core.settings import flattened, parse_yaml
+
+SHARDED = ("fsdp", "deepspeed", "xla", "single_xla")  # strategies that stages do not support
+PRECISIONS = (None, 16, 32, "16", "32", "bf16", "32-true", "16-mixed", "bf16-mixed")  # others change the weights
+OVERSUBSCRIBE = "ZOO_OVERSUBSCRIBE"  # allows more processes than cores
 
 
 def check_config(config: dict[str, Any]) -> None:
@@ -75,3 +84,47 @@ def compare_settings(before: str, now: str) -> None:
         )
     if changed:
         note(f"settings that have changed since the run was started: {', '.join(changed)}")
+
+
+def check_trainer(trainer: Namespace) -> None:
+    """Refuse trainer settings that no command supports."""
+    if trainer.precision not in PRECISIONS:
+        raise UserError(
+            f"--trainer.precision={trainer.precision} is not supported: weights are in 32 bits; "
+            "use 32-true, or bf16-mixed or 16-mixed on a GPU"
+        )
+    on_cpu = trainer.accelerator == "cpu" or (
+        trainer.accelerator == "auto" and not CUDAAccelerator.is_available() and not MPSAccelerator.is_available()
+    )
+    processes, cores = int(trainer.devices) if str(trainer.devices).isdigit() else 1, available_cores()
+    if on_cpu and processes > cores and os.environ.get(OVERSUBSCRIBE, "0") == "0":
+        raise UserError(
+            f"--trainer.devices={processes} would start {processes} processes on {cores} CPU cores: "
+            f"use at most {cores}, or set {OVERSUBSCRIBE}=1"
+        )
+
+
+def check_training(config: Namespace) -> None:
+    trainer = config.trainer
+    if trainer.overfit_batches:
+        raise UserError("--trainer.overfit_batches replaces the zoo's sampler: use --data.limit_train instead")
+    for name in ("accumulate_grad_batches", "val_check_interval"):  # Lightning would divide by them
+        if getattr(trainer, name) == 0:
+            raise UserError(f"--trainer.{name}=0 is too low: leave it out, or give a larger value")
+    if bool(config.from_stage) != bool(config.ckpt):
+        raise UserError("--from_stage NAME and --ckpt FILE need each other; to resume a run, use --ckpt_path last")
+    if config.from_stage and config.ckpt_path not in (None, "last"):
+        raise UserError("--ckpt_path resumes a run, --from_stage starts a new one: use one of them")
+    names = [stage.name for stage in config.stages or []]
+    if config.from_stage and config.from_stage not in names:
+        raise UserError(
+            f"--from_stage={config.from_stage}: unknown stage; the experiment has {', '.join(names) or 'no stages'}"
+        )
+    if config.stages and trainer.max_epochs is not None:
+        raise UserError("--trainer.max_epochs is not supported with stages: set --stages.NAME.epochs instead")
+    if config.stages and trainer.max_steps != -1:
+        raise UserError("--trainer.max_steps is not supported with stages: set --stages.NAME.epochs instead")
+    if isinstance(trainer.strategy, str) and trainer.strategy.startswith(SHARDED):
+        raise UserError(
+            f"--trainer.strategy={trainer.strategy} is not supported: stages need unsharded weights; use ddp"
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import pkgutil
 import re
 import signal
@@ -16,7 +15,6 @@ from typing import Any
 from jsonargparse import Namespace, set_parsing_settings
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning import Callback, Trainer
-from pytorch_lightning.accelerators import CUDAAccelerator, MPSAccelerator
 from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
@@ -24,12 +22,18 @@ from callbacks import KeepPredictions, LastCheckpoint, RunReport, Stage, StageAv
 from callbacks.last_checkpoint import Stopped
 from datamodules import TextDataModule
 from zoo.commands.catalog import import_parts
-from zoo.commands.config_check import broken_module, check_config, compare_settings
+from zoo.commands.config_check import (
+    broken_module,
+    check_config,
+    check_trainer,
+    check_training,
+    compare_settings,
+)
 from zoo.commands.experiment import OneLineParser, resolve_files
 from zoo.commands.own_modules import split_trust
 from zoo.commands.verbs import HINT, explain, one_line_errors
 from zoo.core.console import is_first_process, note, terminal_output, warn
-from zoo.core.cores import available_cores, limit_threads
+from zoo.core.cores import limit_threads
 from zoo.core.errors import UserError, first_line
 from zoo.core.lightning_internals import callbacks_of
 from zoo.core.metrics import MONITOR, best_mode
@@ -59,59 +63,12 @@ BEST = {"monitor": MONITOR, "mode": best_mode(MONITOR), "filename": "best", "ena
 # Arguments of the trainer's methods that are no options.
 NO_OPTIONS = {"model", "datamodule", "verbose", "weights_only"}
 NO_OPTIONS |= {"dataloaders", "train_dataloaders", "val_dataloaders"}
-SHARDED = ("fsdp", "deepspeed", "xla", "single_xla")  # strategies that stages do not support
-PRECISIONS = (None, 16, 32, "16", "32", "bf16", "32-true", "16-mixed", "bf16-mixed")  # others change the weights
-OVERSUBSCRIBE = "ZOO_OVERSUBSCRIBE"  # allows more processes than cores
 BACKEND = re.compile(r"gloo|NCCL|Connection (closed|reset) by peer")  # in errors of communication
 FIXABLE = (MisconfigurationException,)  # Lightning's errors that the user can fix
 
 
 def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
-
-
-def check_trainer(trainer: Namespace) -> None:
-    """Refuse trainer settings that no command supports."""
-    if trainer.precision not in PRECISIONS:
-        raise UserError(
-            f"--trainer.precision={trainer.precision} is not supported: weights are in 32 bits; "
-            "use 32-true, or bf16-mixed or 16-mixed on a GPU"
-        )
-    on_cpu = trainer.accelerator == "cpu" or (
-        trainer.accelerator == "auto" and not CUDAAccelerator.is_available() and not MPSAccelerator.is_available()
-    )
-    processes, cores = int(trainer.devices) if str(trainer.devices).isdigit() else 1, available_cores()
-    if on_cpu and processes > cores and os.environ.get(OVERSUBSCRIBE, "0") == "0":
-        raise UserError(
-            f"--trainer.devices={processes} would start {processes} processes on {cores} CPU cores: "
-            f"use at most {cores}, or set {OVERSUBSCRIBE}=1"
-        )
-
-
-def check_training(config: Namespace) -> None:
-    trainer = config.trainer
-    if trainer.overfit_batches:
-        raise UserError("--trainer.overfit_batches replaces the zoo's sampler: use --data.limit_train instead")
-    for name in ("accumulate_grad_batches", "val_check_interval"):  # Lightning would divide by them
-        if getattr(trainer, name) == 0:
-            raise UserError(f"--trainer.{name}=0 is too low: leave it out, or give a larger value")
-    if bool(config.from_stage) != bool(config.ckpt):
-        raise UserError("--from_stage NAME and --ckpt FILE need each other; to resume a run, use --ckpt_path last")
-    if config.from_stage and config.ckpt_path not in (None, "last"):
-        raise UserError("--ckpt_path resumes a run, --from_stage starts a new one: use one of them")
-    names = [stage.name for stage in config.stages or []]
-    if config.from_stage and config.from_stage not in names:
-        raise UserError(
-            f"--from_stage={config.from_stage}: unknown stage; the experiment has {', '.join(names) or 'no stages'}"
-        )
-    if config.stages and trainer.max_epochs is not None:
-        raise UserError("--trainer.max_epochs is not supported with stages: set --stages.NAME.epochs instead")
-    if config.stages and trainer.max_steps != -1:
-        raise UserError("--trainer.max_steps is not supported with stages: set --stages.NAME.epochs instead")
-    if isinstance(trainer.strategy, str) and trainer.strategy.startswith(SHARDED):
-        raise UserError(
-            f"--trainer.strategy={trainer.strategy} is not supported: stages need unsharded weights; use ddp"
-        )
 
 
 def choose_tokenizer(config: Namespace) -> None:
@@ -136,6 +93,7 @@ class ZooCLI(LightningCLI):
     datamodule: TextDataModule
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        self.command_parser = parser
         parser.link_arguments("data.space", "model.space", apply_on="instantiate")
         parser.add_lightning_class_args(ModelCheckpoint, "best")
         parser.set_defaults({f"best.{name}": value for name, value in BEST.items()})
@@ -150,12 +108,24 @@ class ZooCLI(LightningCLI):
         parser.add_argument("--ckpt", type=str | None, default=None, help="Checkpoint with the weights to start from.")
         parser.add_argument("--final_test", type=bool, default=True, help="Test the best checkpoint after training.")
 
+    @property
+    def settings(self) -> Namespace:
+        """Settings of the command, as given."""
+        given: Namespace = self.config[self.config.subcommand]
+        return given
+
+    @property
+    def made(self) -> Namespace:
+        """The same, with instances of classes."""
+        made: Namespace = self.config_init[self.config.subcommand]
+        return made
+
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         super().parse_arguments(parser, args)
-        check_config(self.config[self.config.subcommand].as_dict())
+        check_config(self.settings.as_dict())
 
     def before_instantiate_classes(self) -> None:
-        config = self.config[self.subcommand]
+        config = self.settings
         files = config.config or []
         config.name = self.experiment = config.name or (Path(str(files[-1])).stem if files else "run")
         resume = self.subcommand == "fit" and config.ckpt_path == "last"
@@ -179,7 +149,7 @@ class ZooCLI(LightningCLI):
         name = f"{self.experiment}-sample" if sample else self.experiment
         folder = None
         if self.subcommand == "fit":
-            config = self.config_init["fit"]
+            config = self.made
             resume = config.ckpt_path == "last"
             folder = run_folder(config.runs, self.experiment, sample, resume)
             if resume:
@@ -187,17 +157,17 @@ class ZooCLI(LightningCLI):
             kwargs["default_root_dir"] = folder
             if config.stages:
                 kwargs["max_epochs"] = sum(stage.epochs for stage in config.stages)
-            kwargs["plugins"] = [AtomicCheckpointIO(), *as_list(self._get(self.config_init, "trainer").plugins)]
-            if self._get(self.config, "trainer").logger in (None, True):
-                kwargs["logger"] = make_loggers(folder, name, self._get(self.config_init, "wandb"))
+            kwargs["plugins"] = [AtomicCheckpointIO(), *as_list(self.made.trainer.plugins)]
+            if self.settings.trainer.logger in (None, True):
+                kwargs["logger"] = make_loggers(folder, name, self.made.wandb)
         else:
             kwargs |= {"logger": False, "enable_checkpointing": False}
-            self._parser(self.subcommand).callback_keys.clear()
+            self.command_parser.callback_keys.clear()
         self.facts = {
             "experiment": self.experiment,
             "data": self.datamodule.corpus_name,
             "sample": sample,
-            "seed": self._get(self.config, "seed_everything"),
+            "seed": self.settings.seed_everything,
             "backbone": type(self.model.backbone).__name__,
             "head": type(self.model.head).__name__,
             "train_documents": self.model.space.num_documents,
@@ -220,7 +190,7 @@ class ZooCLI(LightningCLI):
         """
         if self.subcommand != "fit":
             return []
-        config, trainer = self.config_init["fit"], self._get(self.config_init, "trainer")
+        config, trainer = self.made, self.made.trainer
         if config.from_stage:
             self.model.start = read_checkpoint(config.ckpt)
             with reading(config.ckpt):
@@ -236,7 +206,7 @@ class ZooCLI(LightningCLI):
         if last.is_file():
             checkpoint = read_checkpoint(last)
             check_resumable(checkpoint, last)
-            epochs = {stage.name: stage.epochs for stage in self.config_init["fit"].stages or []}
+            epochs = {stage.name: stage.epochs for stage in self.made.stages or []}
             # a final stage without epochs logs at the next step
             transformed = epochs.get(checkpoint["callbacks"]["StageSchedule"]["name"]) == 0
             step = checkpoint["global_step"] - (not transformed)
@@ -247,12 +217,12 @@ class ZooCLI(LightningCLI):
         return str(last) if last.is_file() else None
 
     def after_instantiate_classes(self) -> None:
-        config = self.config[self.subcommand].clone()
+        config = self.settings.clone()
         config.ckpt_path = None  # or a run with these settings would resume this one
-        self.model.config_text = self._parser(self.subcommand).dump(config, skip_none=False)
+        self.model.config_text = self.command_parser.dump(config, skip_none=False)
 
     def before_fit(self) -> None:
-        if path := self.config_init["fit"].ckpt_path:
+        if path := self.made.ckpt_path:
             compare_settings(read_checkpoint(path)["zoo"]["config"], self.model.config_text or "")
         if self.trainer.is_global_zero and self.model.config_text:
             RunFolder(Path(self.trainer.default_root_dir)).write_config(self.model.config_text)
@@ -260,12 +230,12 @@ class ZooCLI(LightningCLI):
                 logger.log_hyperparams(self.facts | parse_yaml(self.model.config_text))
 
     def after_fit(self) -> None:
-        if not self._get(self.config, "final_test"):
+        if not self.settings.final_test:
             return
         if not callbacks_of(self.trainer, StageSchedule)[0].finished:
             note("the run stopped before its last stage ended, without a final test; resume with `--ckpt_path last`")
             return
-        best = self._get(self.config_init, "best").best_model_path or None
+        best = self.made.best.best_model_path or None
         has_test = len(self.datamodule.prepared.rows("test")) > 0
         evaluate = self.trainer.test if has_test else self.trainer.validate
         evaluate(self.model, datamodule=self.datamodule, ckpt_path=best, verbose=False, weights_only=True)

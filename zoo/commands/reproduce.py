@@ -28,7 +28,7 @@ examples:
 """
 
 
-@named_options("out")
+@named_options("out", "list")
 def reproduce(argv: list[str], program: Sequence[str] = FIT) -> None:
     """Train the rows of a paper's table or figure and compare them with the paper.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import sys
@@ -14,6 +15,7 @@ from itertools import islice
 from json import dumps
 from typing import NoReturn
 
+from zoo.core.console import LOGGER
 from zoo.core.errors import UserError, printable
 
 HELP = {"-h", "--help"}
@@ -60,11 +62,19 @@ def run_command(function: Callable[..., None], name: str, argv: list[str]) -> No
 
 @contextmanager
 def named_options(*own: str) -> Iterator[None]:
-    """Turn settings that an error names into the options `own` of a command."""
+    """Turn settings that errors and notes name into the options `own` of a command."""
+
+    def rename(record: logging.LogRecord) -> bool:
+        record.msg, record.args = own_options(record.getMessage(), own), ()
+        return True
+
+    LOGGER.addFilter(rename)
     try:
         yield
     except UserError as error:
-        raise UserError(as_options(error, own)) from error
+        raise UserError(own_options(str(error), own)) from error
+    finally:
+        LOGGER.removeFilter(rename)
 
 
 def spell_out(argv: list[str], flags: Collection[str]) -> list[str]:
@@ -144,22 +154,27 @@ def fail(message: str) -> NoReturn:
     raise SystemExit(2)
 
 
-def as_options(error: UserError, own: Collection[str] | None = None) -> str:
-    """Replace Python names in a message by options: `own` ones of a command, or those of a run.
+def own_options(text: str, own: Collection[str]) -> str:
+    """Replace Python names in a message by the options `own` of a command; other names stay."""
 
-    Settings of a run get the section of the package that raised the error. Names that are not options stay.
-    """
+    def option(found: re.Match[str]) -> str:
+        name = found["name"] or ""
+        return f"--{name}{found['value'] or ''}" if name.split(".")[0] in own else found[0]
+
+    return SETTING.sub(option, text)
+
+
+def as_options(error: UserError) -> str:
+    """Replace Python names in a message by options of a run, in the section of the package that raised the error."""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     raising = [module.split(".") for module in modules if not module.endswith(".errors")]  # not check_range and others
     packages = [package for names in raising for package in names if package in SECTIONS]
     section = ".".join(filter(None, [SECTIONS[packages[-1]], error.owner])) if packages else ""
-    if own is None and not packages:  # raised by the command line itself
+    if not packages:  # raised by the command line itself
         return str(error)
 
     def option(found: re.Match[str]) -> str:
         prefix, name, value = found["prefix"], found["name"], found["value"] or ""
-        if own is not None:
-            return f"--{name}{value}" if (name or "").split(".")[0] in own else found[0]
         if not prefix and name in TOP_LEVEL:
             return f"--{name}{value}"
         where = PREFIXES[prefix] if prefix else section

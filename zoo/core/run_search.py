@@ -41,7 +41,7 @@ def read_runs(paths: Sequence[str | Path], partial: bool = False) -> list[RunFol
     if left_out:
         shown = [f"{run} ({', '.join(run.partial)})" for run in left_out[:MAX_NOTED]]
         more = f" and {len(left_out) - MAX_NOTED} more" if len(left_out) > MAX_NOTED else ""
-        note(f"leaving out partial runs, which are no results: {', '.join(shown)}{more}; add them with `--partial`")
+        note(f"leaving out partial runs, which are no results: {', '.join(shown)}{more}; add them with `partial`")
     whole = [run for run in runs.values() if run not in left_out]
     if not whole:
         raise UserError(f"no finished run in {', '.join(map(str, paths))}: a run ends by writing {RESULTS}")

@@ -82,7 +82,7 @@ class Service:
     async def learn(self, examples: Examples) -> dict[str, int]:
         """Teach the model labels from a few documents."""
         if not self.options.learn:
-            raise RequestError(403, "learning is off: start the service with --learn")
+            raise RequestError(403, "learning is off: the service was started without `learn`")
         self.check([text for text, _ in examples])
         try:
             added = await self.keeper.learn(examples)

@@ -102,7 +102,7 @@ def table_files() -> dict[str, Path]:
 def find_table(paper: str, element: str) -> PaperTable:
     name, files = f"{paper} {element}", table_files()
     if name not in files:
-        raise UserError(f"no table or figure `{name}`; {did_you_mean(name, list(files))}; see `zoo reproduce --list`")
+        raise UserError(f"no table or figure `{name}`; {did_you_mean(name, list(files))}; `list` shows all")
     return read_table(name, files[name])
 
 

@@ -152,7 +152,7 @@ def test_rows_that_mix_settings_are_told(make, shown, tmp_path, capsys):
     compare([str(tmp_path)])
     (line,) = capsys.readouterr().err.splitlines()
     assert "a, reuters: averaged over 2 runs that differ in model.head.dropout" in line
-    assert "`--by data,experiment,model.head.dropout`" in line
+    assert "`by=data,experiment,model.head.dropout`" in line
     compare([str(tmp_path)], by="data,experiment,model.head.dropout")
     assert capsys.readouterr().err == ""
     compare([str(tmp_path)], by="data,model.head.dropout")
@@ -164,7 +164,7 @@ def test_the_same_seed_twice_is_told(make, tmp_path, capsys):
     make(seed=4, place="two")
     compare([str(tmp_path)])
     (line,) = capsys.readouterr().err.splitlines()
-    assert_message(line, "2 runs", "seed, 4", "`--by data,experiment,run`")
+    assert_message(line, "2 runs", "seed, 4", "`by=data,experiment,run`")
 
 
 def test_many_rows_that_mix_settings_are_told_in_one_line(make, tmp_path, capsys):
@@ -181,7 +181,7 @@ def test_many_rows_that_mix_settings_are_told_in_one_line(make, tmp_path, capsys
         "6 rows: averaged over runs that differ in model.head.dropout, stages.main.epochs or have the same seed;"
         in line
     )
-    assert "`--by data,experiment,model.head.dropout,run`" in line
+    assert "`by=data,experiment,model.head.dropout,run`" in line
     compare([str(tmp_path / "runs" / name) for name in "abc"])
     assert len(capsys.readouterr().err.splitlines()) == 3
 

@@ -24,8 +24,12 @@ ALLOWED = {
     "_baseline_prediction": "scikit-learn: where boosting starts",
     "_attn_implementation": "transformers: attention kernel of a configuration",
     "_fingerprint": "datasets: cache key",
+    "_documents": "own: of the base class of linear engines",
     "_fit": "own: a linear engine fits the engine of a fold",
     "_indices": "torch: rows of an uncoalesced gradient",
+    "_is_synced": "torchmetrics: whether the states are those of all processes",
+    "_modules": "torch: submodules by name",
+    "_trees": "own: of the base class of tree heads",
     "_load_from_state_dict": "torch: super() of heads that check a state",
     "_model_ptr": "omikuji: handle for its native calls",
     "_predictors": "scikit-learn: the trees of boosting",
@@ -104,6 +108,10 @@ def fused_optimizer():
         ("logging_step", lambda: trainer_with().fit_loop.epoch_loop, "_batches_that_stepped"),
         ("reload_train_dataloader", lambda: trainer_with().fit_loop, "_combined_loader"),
         ("allow_clipping", lambda: fused_optimizer(), "_step_supports_amp_scaling"),
+        ("loaded_states", lambda: trainer_with(), "_checkpoint_connector"),
+        ("loaded_states", lambda: trainer_with()._checkpoint_connector, "_loaded_checkpoint"),
+        ("around_restore", lambda: trainer_with()._checkpoint_connector, "_restore_modules_and_callbacks"),
+        ("around_restore", lambda: trainer_with()._checkpoint_connector, "restore_training_state"),
         ("set_ddp_default", DDPStrategy, "_ddp_kwargs"),
         ("skip_ddp", DDPStrategy, "configure_ddp"),
         ("DescribedProgressBar", RichProgressBar, "_get_train_description"),
@@ -198,11 +206,15 @@ def test_anonymous_is_dropped_from_wandb_settings():
 
 
 def private_attributes(source):
-    """Names of private attributes that are read or set on anything but `self` and `cls`."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
-            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-            yield from [] if own else [node.attr]
+    """Names of private attributes that are not defined in this source, on `self` and anything else."""
+    nodes = list(ast.walk(ast.parse(source)))
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    found = [node for node in nodes if isinstance(node, ast.Attribute)]
+    mine = {node for node in found if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")}
+    own |= {node.attr for node in mine if isinstance(node.ctx, ast.Store)}
+    for node in found:
+        if node.attr.startswith("_") and not node.attr.startswith("__") and not (node in mine and node.attr in own):
+            yield node.attr
 
 
 @pytest.mark.parametrize(
@@ -216,6 +228,6 @@ def test_private_attributes_of_lightning_stay_in_one_module(path):
 
 
 def test_private_attributes_are_found():
-    source = "trainer._a.b\nself._c\nself.x._d = 1\nsuper()._e()\nf.__doc__"
-    assert set(private_attributes(source)) == {"_a", "_d", "_e"}
+    source = "trainer._a.b\nself._c\nself.x._d = 1\nsuper()._e()\nf.__doc__\nself._f = self._f\ndef _g(self): self._g()"
+    assert set(private_attributes(source)) == {"_a", "_c", "_d", "_e"}
     assert "_should_accumulate" in set(private_attributes(HOME.read_text("utf8")))

@@ -109,7 +109,7 @@ def test_partial_runs_are_left_out_unless_they_are_asked_for(make, tmp_path, cap
     assert [run.path for run in read_runs([tmp_path])] == [whole]
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{part} (fast_dev_run)" in line
-    assert "--partial" in line
+    assert "`partial`" in line
     assert [run.path for run in read_runs([tmp_path], partial=True)] == [whole, part]
     with pytest.raises(UserError, match="no finished run"):
         read_runs([part])

@@ -204,7 +204,7 @@ def test_pages_load_nothing_from_elsewhere(client):
 
 def test_learning_is_off_by_default(client):
     example = {"examples": [{"text": "cod", "labels": ["new"]}]}
-    refused(client.post("/v1/learn", json=example), 403, "--learn")
+    refused(client.post("/v1/learn", json=example), 403, "`learn`")
 
 
 def test_a_model_learns_labels_and_keeps_them(tmp_path):
