@@ -22,6 +22,7 @@ from heads.engines.linear_engine import fold_numbers
 from heads.tail.propensity import EPSILON, GRID, by_propensity, exponent_sums
 from heads.tail.rankings import Metric, metric_sums, truncate
 from heads.tail.reranker import MAX_EXPONENT, OutOfFold
+from zoo.core.console import warn
 from zoo.core.errors import MANY, UserError, check_low, check_range, check_width
 
 TINY = 1e-12
@@ -228,9 +229,11 @@ class Blend(Head):
 
         Logs the importance of each feature, and metrics of the documents by trees that are fitted to other folds.
         """
-        if not 0 < pairs.hits.sum() < len(pairs.hits):
-            raise UserError("fit_ranker: all of the candidates are correct, or none is: nothing can be learned")
         if not ctx.first:
+            return
+        if not 0 < pairs.hits.sum() < len(pairs.hits):
+            which = "all of them are" if pairs.hits.any() else "none of them is"
+            warn(f"fit_ranker learns nothing from the candidates, as {which} correct: scores are the members' mean")
             return
         seed = ctx.seed % 2**32
         ranking, seen = self._cross_fitted(pairs, targets, seed)
@@ -316,5 +319,7 @@ class Blend(Head):
 
     def importances(self) -> dict[str, float]:
         """Share of each feature in the gain of the trees, by name, largest first."""
+        if not self.trees.fitted:
+            return {}
         shares = dict(zip(self.features.names, self.trees.importances().tolist(), strict=True))
         return dict(sorted(shares.items(), key=lambda item: -item[1]))

@@ -201,10 +201,11 @@ class LabelWords(PairFeatures):
 
     def learn(self, ctx: TransitionContext, rows: Tensor) -> None:
         words = self._label_words(ctx).numpy()
-        idf = smooth_idf(ctx.train_words()[rows.numpy()])[0]
+        idf, frequency = smooth_idf(ctx.train_words()[rows.numpy()])
         for text, size in (("name", self.name), ("description", MAX_WORDS)):
             part = words[:, :size]
-            label, place = (part >= 0).nonzero()
+            # Not words of no training document: in new ones they are one unknown word, which training documents lack.
+            label, place = ((part >= 0) & (frequency[part] > 0)).nonzero()
             ids = part[label, place]
             totals = np.bincount(label, idf[ids], self.num_labels)
             matrix = csr_array(coo_array((idf[ids] / totals[label], (label, ids)), (self.num_labels, self.vocab_size)))

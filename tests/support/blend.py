@@ -12,6 +12,7 @@ from datamodules.prepare.bags import bags
 from heads import TransitionContext
 
 WORDS, LABELS, LEAD = 30, 12, 4
+UNKNOWN = 1  # in no training document
 
 
 class Corpus:
@@ -68,7 +69,7 @@ class Bags(TransitionContext):
 
 
 def label_batch() -> Batch:
-    """Texts of all labels but the last: the label's own word, two others, and the first one again."""
-    rows = [[2 + label, 3 + label, 20, 2 + label, 4 + label] for label in range(LABELS - 1)]
+    """Texts of all labels but the last: the label's own word, two others, an unknown one, and the first one again."""
+    rows = [[2 + label, UNKNOWN, 3 + label, 20, 2 + label, 4 + label] for label in range(LABELS - 1)]
     ids = torch.tensor(rows)
     return Batch(ids, ids > 0, Targets.from_lists([[] for _ in rows]), torch.arange(len(rows)))

@@ -24,6 +24,7 @@ UNITS = {"s": 1, "m": 60, "h": 3600}
 FOLDS = 3
 MANY_LABELS = 10_000  # in validation documents, from which the ranker learns on them
 LEAST_HELD_OUT = 0.02  # for thresholds alone
+HELD_OUT = 80  # documents that a threshold needs, as long as they are at most a tenth of all
 SPEED = 30  # of a GPU, in CPU cores
 EPOCHS = 10  # of a network
 TOKENS = 200  # that a network reads
@@ -170,7 +171,7 @@ def blend(facts: Facts, budget: float) -> dict[str, Any]:
     if network:
         found["model"]["optimizer"] = {"class_path": "Adam", "init_args": {"lr": 0.003}}
     if not facts.has_val and not facts.learns_on_val:
-        found["data.val_fraction"] = LEAST_HELD_OUT
+        found["data.val_fraction"] = round(min(max(LEAST_HELD_OUT, HELD_OUT / facts.documents), 0.1), 3)
     return found
 
 

@@ -46,7 +46,9 @@ def test_a_network_needs_validation_documents_beside_linear_models():
 def test_where_the_ranker_learns():
     few = blend(REUTERS, 600)
     assert few["model"]["head"]["init_args"]["scores"] == "out_of_fold"
-    assert few["data.val_fraction"] < 0.1
+    assert few["data.val_fraction"] == 0.02
+    assert blend(replace(REUTERS, documents=200), 600)["data.val_fraction"] == 0.1
+    assert blend(replace(REUTERS, documents=2000), 600)["data.val_fraction"] == 0.04
     many = blend(EURLEX, 86400)
     assert many["model"]["head"]["init_args"]["scores"] == "validation"
     assert "data.val_fraction" not in many

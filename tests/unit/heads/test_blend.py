@@ -374,13 +374,21 @@ def test_settings(splits):
         Boosting(leaves=1)
 
 
-def test_pairs_that_are_all_wrong_are_refused(splits):
+def test_where_nothing_can_be_learned_members_are_averaged(splits, capsys):
     train, val = splits[0], Corpus(documents=20, seed=5)
     val.labels = [[] for _ in val.labels]
     val._encode()
-    head = build(train.space, {"one": Linear}, [Scores])
-    with raises(UserError, "fit_ranker"):
-        head.fit_ranker(train.context(val))
+    head = build(train.space, {"one": Linear, "two": Linear}, [Scores])
+    head.fit_ranker(train.context(val))
+    assert "none of them is correct" in capsys.readouterr().err
+    assert head.importances() == {}
+    ranking = head.rank(splits[2].features, 3)
+    members = torch.stack([member(splits[2].features) for member in head.inner_heads.values()])
+    best = members.mean(0).argmax(1)
+    assert torch.equal(ranking.labels[:, 0], best)
+    other = build(train.space, {"one": Linear, "two": Linear}, [Scores])
+    other.load_state_dict(head.state_dict())
+    assert torch.equal(other.rank(splits[2].features, 3).labels, ranking.labels)
 
 
 def test_words_are_needed(fitted, splits):

@@ -12,7 +12,7 @@ from heads.base import Ranking
 from heads.blend import Clusters, Cooccurrence, Counts, Hierarchy, LabelWords, Neighbours, Scores
 from heads.blend.candidate_union import union
 from heads.blend.sparse import nearest, pack, unpack, values_at
-from tests.support.blend import LABELS, LEAD, WORDS, Corpus, label_batch
+from tests.support.blend import LABELS, LEAD, UNKNOWN, WORDS, Corpus, label_batch
 from tests.support.errors import raises
 from tests.support.rerank import ranking
 from zoo.core.errors import UserError
@@ -146,7 +146,8 @@ def test_label_words(corpus):
         words = list(dict.fromkeys(texts.ids[label][texts.mask[label]].tolist())) if label < LABELS - 1 else []
         for size in (2, 64):
             for first in (None, LEAD):
-                idf = {word: 1 + math.log((1 + len(corpus.rows)) / (1 + frequency[word])) for word in words[:size]}
+                known = [word for word in words[:size] if frequency[word]]
+                idf = {word: 1 + math.log((1 + len(corpus.rows)) / (1 + frequency[word])) for word in known}
                 there = sum(value for word, value in idf.items() if word in other.rows[document][:first])
                 features.append(there / sum(idf.values()) if idf else math.nan)
         return features
@@ -154,6 +155,9 @@ def test_label_words(corpus):
     group = fitted(LabelWords, corpus, lead=LEAD, name=2)
     assert_equal(group, found, slow)
     assert group(found)[found.labels == LABELS - 1].isnan().all()  # a label without known words
+    ids = found.words.ids.masked_fill(~found.words.mask, UNKNOWN)  # new words do not look like those of label texts
+    longer = replace(found, batch=replace(found.words, ids=ids, mask=torch.ones_like(found.words.mask)))
+    assert torch.equal(group(longer).nan_to_num(-1), group(found).nan_to_num(-1))
 
 
 def sum_and_max(found, document, label, related):
