@@ -38,11 +38,7 @@ def quota(folder: Path) -> float:
 
 
 def limit_threads() -> None:
-<<<<<<< HEAD
     """Let PyTorch, which does not know quotas, use no more threads than cores, unless the user said how many."""
-=======
-    """Let PyTorch, which does not know quotas, use at most as many threads as cores, unless the user said how many."""
->>>>>>> dae36ac (Unknown words are no words of label texts; best runs on tiny corpora, and where nothing can be learned members are averaged)
     import torch
 
     if THREADS not in os.environ:
