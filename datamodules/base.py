@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -20,6 +20,7 @@ from datamodules.batch import Batch, LabelSpace, Targets
 from datamodules.prepare.cached_vectors import cached_vectors
 from datamodules.prepare.corpus import Corpus, with_merged_val
 from datamodules.prepare.dense_vectors import Encode, VectorCache
+from datamodules.prepare.find_files import find_file, find_files
 from datamodules.prepare.label_texts import LabelDescription, label_texts, parent_pairs, read_labels
 from datamodules.prepare.limits import DEFAULT_LIMITS, Limits
 from datamodules.prepare.preparation import Prepared, Settings, prepare
@@ -335,22 +336,3 @@ class TextDataModule(pl.LightningDataModule, ABC):
             # Without a generator, every new iterator draws from the global one, so a resumed run would differ.
             generator=torch.Generator().manual_seed(self.seed),
         )
-
-
-def find_file(path: str) -> Path | None:
-    """Find a file at the path as given, or under $ZOO_DATA; None if it is in neither."""
-    places = [Path(path).expanduser()]
-    if root := os.environ.get("ZOO_DATA"):
-        places.append(Path(root).expanduser() / path)
-    return next((place for place in places if place.is_file()), None)
-
-
-def find_files(given: Mapping[str, str | None]) -> dict[str, Path]:
-    """Find the files of settings that are not None, or raise `UserError` with the name of the setting."""
-    found = {}
-    for setting, path in given.items():
-        if path is not None:
-            if (place := find_file(path)) is None:
-                raise UserError(f"no such file: {path} (`{setting}`), neither as given nor under $ZOO_DATA")
-            found[setting] = place
-    return found

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from datamodules.base import TextDataModule, find_files
+from datamodules.base import TextDataModule
 from datamodules.prepare.corpus import Corpus
 from datamodules.prepare.file_source import FileSource
+from datamodules.prepare.find_files import find_files
 from datamodules.prepare.limits import DEFAULT_LIMITS, Limits
 from datamodules.prepare.opening import DECOMPRESSORS, NOT_UTF8, RowError, limited_lines, opened
 from datamodules.prepare.readers import READERS, BadRows, Format, ParsedRow, ParsedRows

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from datamodules.base import TextDataModule, find_files
+from datamodules.base import TextDataModule
 from datamodules.prepare.corpus import Corpus
 from datamodules.prepare.file_source import file_corpus
+from datamodules.prepare.find_files import find_files
 from datamodules.prepare.opening import DECOMPRESSORS
 from datamodules.prepare.readers import Format
 from zoo.core.errors import UserError
