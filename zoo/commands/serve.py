@@ -9,6 +9,8 @@ from zoo.core.errors import UserError, first_line
 from zoo.core.extras import require_extra
 
 TOKEN = "ZOO_TOKEN"
+# oneDNN keeps a kernel with its buffers for each shape of a batch, of which requests have many: 1,024 by default
+SHAPES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 
 def serve(
@@ -56,6 +58,7 @@ def serve(
         ZOO_TOKEN=secret zoo serve --ckpt best.ckpt --host 0.0.0.0 --workers 4
     """
     require_extra("serve", "`zoo serve`")
+    os.environ.setdefault(*SHAPES)  # before torch is imported
     from zoo.service.options import ServiceOptions
     from zoo.service.running import run
 

@@ -122,7 +122,7 @@ def facts_of(tagger: Tagger, options: ServiceOptions, stamp: Stamp | None) -> di
         "corpus": run.corpus if run else None,
         "metrics": shown_metrics(run) if run else {},
         "licence": licence_of(path),
-        "can_learn": options.learn and can_learn(tagger),
+        "can_learn": options.learn and stamp is not None and can_learn(tagger),
     }
 
 

@@ -63,6 +63,8 @@ class Keeper:
 
         Labels that the model knows are updated.
         """
+        if self.model.stamp is None:
+            raise UserError("only a checkpoint file can learn labels: save the model to one, and serve that")
         before = set(self.model.names)
         await asyncio.to_thread(extend, self.options, examples)
         if not await self.reload():
