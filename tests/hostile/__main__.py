@@ -53,10 +53,12 @@ def groups(seed: int = 0) -> dict[str, list[Case]]:
     return found
 
 
-def run_case(group: str, case: Case, models: dict[str, Path], folder: Path, cache: Path) -> Verdict:
+def run_case(
+    group: str, case: Case, models: dict[str, Path], folder: Path, cache: Path, patience: float = 1
+) -> Verdict:
     """Run a case in this process, in a new folder."""
     folder.mkdir(parents=True)
-    box = Box(folder, shared=[cache])
+    box = Box(folder, shared=[cache], patience=patience)
     box.models = models
     start = time.monotonic()
     try:
@@ -74,10 +76,10 @@ def described(result: Result) -> str:
     return "\n".join([head, *parts])
 
 
-def run_all(chosen: Sequence[tuple[str, Case]], folder: Path, jobs: int) -> list[Verdict]:
+def run_all(chosen: Sequence[tuple[str, Case]], folder: Path, jobs: int, patience: float = 1) -> list[Verdict]:
     """Run cases, each in a fork of this process."""
     needed = {name for _, case in chosen for name in case.models}
-    models = {name: train(name, folder / "models" / name) for name in MODEL_NAMES if name in needed}
+    models = {name: train(name, folder / "models" / name, patience) for name in MODEL_NAMES if name in needed}
     verdicts: list[Verdict] = []
     waiting, running = list(reversed(chosen)), dict[Connection, tuple[int, str, Case, float, Path]]()
     while waiting or running:
@@ -87,7 +89,7 @@ def run_all(chosen: Sequence[tuple[str, Case]], folder: Path, jobs: int) -> list
             receiver, sender = Pipe(duplex=False)
             if not (child := os.fork()):
                 os.setpgid(0, 0)
-                sender.send(run_case(group, case, models, place, folder / "cache"))
+                sender.send(run_case(group, case, models, place, folder / "cache", patience))
                 os._exit(0)
             sender.close()
             running[receiver] = (child, group, case, time.monotonic(), place)
@@ -100,7 +102,7 @@ def run_all(chosen: Sequence[tuple[str, Case]], folder: Path, jobs: int) -> list
             os.waitpid(child, 0)
             say(len(verdicts), len(chosen), verdicts[-1])
         for child, _, _, start, place in running.values():
-            if time.monotonic() - start > SLACK_SECONDS:
+            if time.monotonic() - start > patience * SLACK_SECONDS:
                 os.kill(child, signal.SIGKILL)
                 end_processes_in(place)
     return verdicts
@@ -142,6 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--log", type=Path, help="file for the output of all bad cases")
     parser.add_argument("--seed", type=int, default=0, help="seed of the fuzzers and of the times of kills")
     parser.add_argument("--jobs", type=int, default=1, help="cases that run at the same time")
+    parser.add_argument("--patience", type=float, default=1, help="factor of all time limits, for a busy machine")
     parser.add_argument("--keep", type=Path, help="folder for the files of all cases, which are removed otherwise")
     parser.add_argument("--list", action="store_true", help="list the cases")
     given = parser.parse_args(argv)
@@ -164,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = given.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            verdicts = run_all(chosen, folder.resolve(), given.jobs)
+            verdicts = run_all(chosen, folder.resolve(), given.jobs, given.patience)
         finally:
             end_processes_in(folder.resolve())
             for path in Path("/tmp").glob("escaped-from-hostile*"):  # absolute names that some cases try

@@ -39,22 +39,22 @@ RUNS = {"pair": "blend"}  # made of two runs by a command
 WITH_STAGES = {"tree", "httn"}
 
 
-def train(name: str, folder: Path) -> Path:
+def train(name: str, folder: Path, patience: float = 1) -> Path:
     """Train a model, and return its run folder."""
     folder.mkdir(parents=True)
     if name in RUNS:
-        members = [str(train(one, folder / one)) for one in ("linear", "svm")]
-        return only_run(name, folder, [RUNS[name], *members, f"--name={name}", "--trees=5"])
+        members = [str(train(one, folder / one, patience)) for one in ("linear", "svm")]
+        return only_run(name, folder, [RUNS[name], *members, f"--name={name}", "--trees=5"], patience)
     if name == "dense":
         save_bert(folder / "encoder", [document.text for document in SampleCorpus(150, 20, 30).documents("train")])
     text = TINY.replace("  max_epochs: 1\n", "") if name in WITH_STAGES else TINY
     (folder / "tiny.yaml").write_text(text)
-    return only_run(name, folder, ["fit", "--config=tiny.yaml", f"--name={name}", *MODELS[name]])
+    return only_run(name, folder, ["fit", "--config=tiny.yaml", f"--name={name}", *MODELS[name]], patience)
 
 
-def only_run(name: str, folder: Path, argv: list[str]) -> Path:
+def only_run(name: str, folder: Path, argv: list[str], patience: float) -> Path:
     """Run a command, and return the folder of the only run of that name."""
-    done = Sandbox(folder, timeout=300).zoo(*argv)
+    done = Sandbox(folder, timeout=300, patience=patience).zoo(*argv)
     if done.code != 0:
         raise RuntimeError(f"the model {name!r} cannot be trained: exit code {done.code}\n{done.err}")
     (run,) = (folder / "runs" / name).iterdir()

@@ -75,11 +75,13 @@ class Sandbox:
         folder: working directory, and with `shared` the only place that a run may write to.
         shared: further folders that a run may write to, such as the cache.
         timeout: seconds after which a run is killed.
+        patience: factor of all time limits, for a machine that is busy with other things.
     """
 
     folder: Path
     shared: Sequence[Path] = ()
     timeout: float = 60
+    patience: float = 1
     record: Callable[[Result], object] = lambda result: None  # called after each run
 
     def variables(self, given: Mapping[str, str]) -> dict[str, str]:
@@ -167,7 +169,7 @@ class Sandbox:
                 traceback.print_exc()
                 code = 99
             os._exit(code)
-        code, too_large = self._wait(child, start + (timeout or self.timeout), kill)
+        code, too_large = self._wait(child, start + self.patience * (timeout or self.timeout), kill)
         seconds = time.monotonic() - start
         left = end_processes_in(self.folder.resolve())
         texts = [file.read_bytes()[:OUTPUT].decode(errors="replace") for file in files[1:]]
