@@ -89,7 +89,7 @@ def pack_texts(texts: list[str]) -> Tensor:
 
 
 def unpack_texts(state: Any, what: str, most: int) -> list[str]:
-    """Texts of `pack_texts`, at most so many; a `UserError` if they are damaged. None has none."""
+    """The texts of `pack_texts`, none for None; a `UserError` if they are damaged, or more than `most`."""
     if state is None:
         return []
     try:

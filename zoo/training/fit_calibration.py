@@ -155,7 +155,7 @@ def fit_probabilities(
 
 
 def isotonic_steps(values: np.ndarray, hits: np.ndarray) -> list[list[float]]:
-    """Centres of the blocks of equal probability, and these probabilities."""
+    """Centers of the blocks of equal probability, and these probabilities."""
     order = np.argsort(values, kind="stable")
     found = isotonic_regression(hits[order])
     starts = found.blocks[:-1]
