@@ -252,9 +252,23 @@ class Head(nn.Module, ABC):
         for name, part in self.inner_heads.items():
             part.check_plan([t.removeprefix(f"{name}.") for t in transitions if t.startswith(f"{name}.")])
 
-    def learn_labels(self, space: LabelSpace, examples: Iterable[tuple[Features, Targets]]) -> None:
-        """Add the labels at the end of `space`, and update known ones, from example documents, without training."""
-        raise UserError(f"{type(self).__name__} cannot add labels from a few documents: use PrototypeTransfer")
+    def learn_labels(
+        self,
+        space: LabelSpace,
+        examples: Iterable[tuple[Features, Targets]],
+        texts: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        """Add the labels at the end of `space`, and update known ones, without training.
+
+        Args:
+            space: label space with the new labels at the end of `names`.
+            examples: documents with their labels.
+            texts: tokens of the texts of new labels, for heads that read label texts.
+        """
+        raise UserError(
+            f"{type(self).__name__} cannot add labels: use PrototypeTransfer, DualEncoder or NearestNeighbours, "
+            "or a Blend with one of them"
+        )
 
 
 class DenseHead(Head):

@@ -63,6 +63,13 @@ def votes(neighbours: Ranking, power: float, documents: int) -> csr_array:
     return matrix
 
 
+def widened(matrix: csr_array, columns: int, rows: int | None = None) -> csr_array:
+    """The matrix with empty columns, and rows, at the end."""
+    height = matrix.shape[0] if rows is None else rows
+    starts = np.append(matrix.indptr, np.full(height - matrix.shape[0], matrix.indptr[-1], matrix.indptr.dtype))
+    return csr_array((matrix.data, matrix.indices, starts), (height, columns))
+
+
 def with_labels(found: Ranking, has_label: csr_array, labels: np.ndarray, count: int) -> tuple[Tensor, Tensor]:
     """Rows and cosines of the first `count` neighbors that have each label, (docs, labels, count), padded with -1.
 

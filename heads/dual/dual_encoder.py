@@ -190,6 +190,10 @@ class DualEncoder(LabelTextHead):
 
     # --- checkpoints
 
+    def grow(self, space: LabelSpace) -> None:
+        super().grow(space)
+        self.related = Siblings(space).to(self.words.device) if self.siblings else None
+
     def get_extra_state(self) -> dict[str, Any] | None:
         return None if self.hard_labels is None else {"hard_labels": self.hard_labels}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import ReferenceType, ref
@@ -246,6 +246,59 @@ class LabelTextHead(Head):
             fitted = fit_sigmoid(own, right, ctx.sum) if enough else together
             self.calibration[group] = torch.tensor(fitted)
             ctx.log({f"calibration/{('texts', 'rows')[group]}_{name}": v for name, v in zip("ab", fitted, strict=True)})
+
+    # --- labels that come later
+
+    @torch.no_grad()
+    def learn_labels(
+        self,
+        space: LabelSpace,
+        examples: Iterable[tuple[Features, Targets]],
+        texts: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        """Add labels by their texts, or by a row: the sum of the vectors of text and mean document, of unit length."""
+        known, texts = self.num_labels, texts or {}
+        sums = self.words.new_zeros(space.num_labels, self.width, dtype=torch.float32)
+        for features, targets in examples:
+            if bool((targets.indices < known).any()):
+                raise UserError("DualEncoder adds labels and does not update known ones: leave those out")
+            sums.index_add_(0, targets.indices, self.document_vectors(features.float())[targets.rows])
+        self.grow(space)
+        for label, name in enumerate(space.labels[: self.num_scored]):
+            if len(tokens := texts.get(name, ())):
+                self.words[label] = -1
+                self.words[label, : self.label_length] = F.pad(
+                    torch.tensor(tokens, dtype=torch.int32)[: self.label_length],
+                    (0, max(0, self.label_length - len(tokens))),
+                    value=-1,
+                )
+        new = torch.arange(known, space.num_labels, device=self.words.device)
+        has_documents = sums[new].any(1) & self.has_rows
+        if not bool((has_documents | self.has_text[new]).all()):
+            name = space.names[int(new[~(has_documents | self.has_text[new])][0])]
+            raise UserError(f"no document and no text with known words for the new label {name!r}: give one of them")
+        start = self.vectors_of(new) + F.normalize(sums[new], dim=-1)  # zeros without a text
+        if self.has_rows:
+            self.rows.weight[new] = F.normalize(start, dim=-1)
+            self.uses_row[new] = has_documents
+
+    def grow(self, space: LabelSpace) -> None:
+        """Make room for the new labels; what is known of unseen labels moves to their new numbers."""
+        device, before = self.words.device, {name: i for i, name in enumerate(self.space.labels[: self.num_scored])}
+        place = torch.tensor([before.get(name, -1) for name in space.labels[: space.num_scored]], device=device)
+        there = place >= 0
+        self.words = torch.where(there[:, None], self.words[place], -1)
+        trained = torch.arange(space.num_scored, device=device) < self.num_labels
+        self.uses_row = there & trained & self.uses_row[place]
+        if self.has_rows:
+            rows = nn.Embedding(space.num_labels, self.width, sparse=self.rows.sparse).to(device)
+            rows.weight.zero_()[: self.num_labels] = self.rows.weight
+            rows.weight.requires_grad = self.rows.weight.requires_grad
+            self.rows = rows
+        self.vectors = self.vectors.new_zeros(space.num_scored, self.width + 1)
+        self.space, self.num_labels, self.num_scored = space, space.num_labels, space.num_scored
+        self.outdate()
+        self.versions = self.graph = None
 
     # --- checkpoints
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_array
+import torch
+from scipy.sparse import csr_array, vstack
 from torch import Tensor
 
 from backbones.base import Features
 from datamodules.batch import LabelSpace, Targets
 from heads.base import NEIGHBORS, Neighbors, Ranking, TransitionContext
-from heads.blend.sparse import nearest, pack, pack_texts, unpack, unpack_texts, votes, with_labels
+from heads.blend.sparse import nearest, pack, pack_texts, unpack, unpack_texts, votes, widened, with_labels
 from heads.engines.linear_engine import Documents, LinearEngine
-from zoo.core.errors import check_range, check_width
+from heads.tree.label_tree import label_matrix
+from zoo.core.errors import UserError, check_range, check_width
 
 MAX_POWER = 100  # then only the nearest neighbour counts
 
@@ -49,6 +52,29 @@ class NearestNeighbours(LinearEngine):
             self.index, self.labels = csr_array(words.T), csr_array(labels)
             self.index.sort_indices()
             self.labels.sort_indices()
+
+    @torch.no_grad()
+    def learn_labels(
+        self,
+        space: LabelSpace,
+        examples: Iterable[tuple[Features, Targets]],
+        texts: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        """Add the documents to those that are searched; they may have known labels too."""
+        if self.index is None or self.labels is None:
+            raise UserError("labels can be added only after fit: finish the training first")
+        words, labels = [csr_array(self.index.T)], [widened(self.labels, space.num_labels)]
+        for features, targets in examples:
+            words.append(self.matrix(self._documents(features)))
+            labels.append(label_matrix(targets.to("cpu"), space.num_labels))
+        if self.ids:
+            self.ids += [
+                f"added-{number}" for number in range(len(self.ids) + 1, 1 + sum(part.shape[0] for part in words))
+            ]
+        self.space, self.num_labels = space, space.num_labels
+        self.index, self.labels = csr_array(vstack(words).T), csr_array(vstack(labels))
+        self.index.sort_indices()
+        self.labels.sort_indices()
 
     def rank_rows(self, words: csr_array, k: int) -> Ranking:
         assert self.index is not None

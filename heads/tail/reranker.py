@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -318,8 +318,13 @@ class Rerank(CandidateHead):
         ctx.log({f"rerank/{name}": value for name, value in log.items()})
 
     @torch.no_grad()
-    def learn_labels(self, space: LabelSpace, examples: Iterable[tuple[Features, Targets]]) -> None:
-        self.inner.learn_labels(space, examples)
+    def learn_labels(
+        self,
+        space: LabelSpace,
+        examples: Iterable[tuple[Features, Targets]],
+        texts: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        self.inner.learn_labels(space, examples, texts)
         self._set_space(space)
         self.net.grow(self.inverse_propensity)
 

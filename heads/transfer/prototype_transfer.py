@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -301,7 +301,12 @@ class PrototypeTransfer(DenseHead):
     # --- labels that come later
 
     @torch.no_grad()
-    def learn_labels(self, space: LabelSpace, examples: Iterable[tuple[Features, Targets]]) -> None:
+    def learn_labels(
+        self,
+        space: LabelSpace,
+        examples: Iterable[tuple[Features, Targets]],
+        texts: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
         if not self.is_ready:
             raise UserError("labels can be added only after transfer: finish the training first")
         pairs = [(self.unit(features), targets.to("cpu")) for features, targets in examples]

@@ -1,10 +1,11 @@
-"""`zoo add-labels`: add labels to a trained model, from a few documents of each."""
+"""`zoo add-labels`: add labels to a trained model, from a few documents or the text of each."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 
+from datamodules.prepare.label_texts import label_texts, read_labels
 from datamodules.prepare.readers import REPLACEMENT, BadRows, Format, read_documents
 from zoo.commands.output import check_not_overwritten, print_summary
 from zoo.core.console import note
@@ -18,8 +19,9 @@ Examples = list[tuple[str, list[str]]]  # texts with their labels
 def add_labels(
     *,
     ckpt: str,
-    input: str,
     out: str,
+    input: str | None = None,
+    texts: str | None = None,
     update: bool = False,
     ignore_known: bool = False,
     text_column: str = "text",
@@ -29,15 +31,17 @@ def add_labels(
     device: str | None = None,
     trust: list[str] | None = None,
 ) -> None:
-    """Add labels to a trained model from a few documents of each.
+    """Add labels to a trained model from a few documents of each, or from their texts.
 
     The model is not trained again. Labels that it does not know are added; known labels are an error unless --update
-    or --ignore_known is given.
+    or --ignore_known is given. Texts need a model with a DualEncoder; labels with texts need no documents.
 
     Args:
         ckpt: checkpoint of `zoo fit` or `zoo add-labels`.
         input: jsonl, csv, tsv or parquet file of labelled documents, or a text file of id<TAB>labels<TAB>text; can be
             compressed.
+        texts: label-description file, json, jsonl, csv or tsv, as `data.label_texts` takes it; labels that the model
+            knows are left out.
         out: checkpoint to write; can be the same as --ckpt.
         update: update known labels with their documents.
         ignore_known: ignore known labels.
@@ -50,18 +54,28 @@ def add_labels(
 
     Examples:
         zoo add-labels --ckpt best.ckpt --input new_labels.jsonl --out extended.ckpt
+        zoo add-labels --ckpt dual.ckpt --texts labels.csv --out extended.ckpt
     """
     start = time.perf_counter()
     if update and ignore_known:
         raise UserError("`update` and `ignore_known` exclude each other")
-    check_not_overwritten(out, input=input)
+    if not (input or texts):
+        raise UserError("no labels: give documents (`input`), texts of labels (`texts`), or both")
+    for option, file in {"input": input, "texts": texts}.items():
+        if file:
+            check_not_overwritten(out, **{option: file})
     check_target(out)
-    examples = read_examples(Path(input), Format(text_column, label_column, id_column, label_sep))
+    format = Format(text_column, label_column, id_column, label_sep)
+    examples = read_examples(Path(input), format) if input else []
+    described = {name: text for name, text in label_texts(read_labels(Path(texts))).items() if text} if texts else {}
     tagger = load(ckpt, device, trust or ())
     known = set(tagger.names)
-    if ignore_known:
+    if input and ignore_known:
         examples = without(examples, known, input)
-    tagger.add_labels(examples, update).save(out)
+    new = {name: text for name, text in described.items() if name not in known}
+    if described and not new and not examples:
+        raise UserError(f"{texts}: the model knows all of the {len(described):,} labels")
+    tagger.add_labels(examples, update, new).save(out)
     added, updated = len(tagger.names) - len(known), len({name for _, names in examples for name in names} & known)
     print_summary(
         labels=f"{added:,} added, {updated:,} updated, {len(tagger.names):,} in total",

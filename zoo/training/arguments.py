@@ -77,6 +77,16 @@ def check_examples(examples: Iterable[tuple[str, Sequence[str]]]) -> tuple[list[
     return texts, labels
 
 
+def check_label_texts(texts: Mapping[str, str]) -> dict[str, str]:
+    """Strip the names of labels, and refuse those without a text."""
+    if not isinstance(texts, Mapping) or not all(isinstance(part, str) for pair in texts.items() for part in pair):
+        raise TypeError('`texts` must be texts of labels by name: {"a label": "its text"}')
+    found = {name.strip(): text.strip() for name, text in texts.items()}
+    if wrong := [name for name, text in found.items() if not name or not text or name != well_formed(name)]:
+        raise UserError(f"the label {wrong[0]!r} has no text, or is no valid name")
+    return found
+
+
 def quoted(names: list[str]) -> str:
     """Format the first name and the number of the others."""
     first = repr(names[0] if len(names[0]) <= MAX_NAME_LENGTH else names[0][:MAX_NAME_LENGTH] + "...")

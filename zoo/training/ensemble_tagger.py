@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -60,7 +60,12 @@ class EnsembleTagger(Tagger):
     def calibration(self, value: Calibration | None) -> None:
         self.own_calibration = value
 
-    def add_labels(self, examples: Iterable[tuple[str, Sequence[str]]], update: bool = False) -> Self:
+    def add_labels(
+        self,
+        examples: Iterable[tuple[str, Sequence[str]]] = (),
+        update: bool = False,
+        texts: Mapping[str, str] | None = None,
+    ) -> Self:
         raise UserError("an ensemble cannot learn labels: add them to its models, and combine these again")
 
     def save(self, path: Any) -> None:

@@ -17,11 +17,13 @@ from torch import Tensor
 from datamodules.batch import Batch, Targets
 from datamodules.prepare.rows import pad, pad_values
 from heads.base import Ranking
+from heads.dual.label_text_head import LabelTextHead
 from zoo.core.errors import UserError, check_low, check_range, first_line
 from zoo.core.windows import windows
 from zoo.training.arguments import (
     AUTO,
     check_examples,
+    check_label_texts,
     check_limits,
     check_number,
     checked_path,
@@ -149,30 +151,46 @@ class Tagger:
         return np.full(self.module.space.num_scored, float(self.threshold if threshold == AUTO else threshold))
 
     @torch.no_grad()
-    def add_labels(self, examples: Iterable[tuple[str, Sequence[str]]], update: bool = False) -> Self:
+    def add_labels(
+        self,
+        examples: Iterable[tuple[str, Sequence[str]]] = (),
+        update: bool = False,
+        texts: Mapping[str, str] | None = None,
+    ) -> Self:
         """Add labels in place, without gradient steps: `tagger.add_labels([("a text", ["new label"]), ...])`.
 
         Args:
-            examples: texts with their labels.
+            examples: documents with their labels.
             update: also update labels that the model already knows; they are refused by default.
+            texts: texts of new labels by name, for heads that read label texts. They need no documents.
         """
-        texts, labels = check_examples(examples)
+        described = check_label_texts(texts or {})
+        if described and not any(isinstance(part, LabelTextHead) for part in self.module.head.modules()):
+            raise UserError(f"{type(self.module.head).__name__} scores no label by its text: give documents instead")
+        documents, labels = ([], []) if described and not examples else check_examples(examples)
         counts, space = Counter(name for names in labels for name in names), self.module.space
+        counts.update(dict.fromkeys(described, 0))
         known = {name: counts[name] for name in space.names if name in counts}
         if known and not update:
             raise UserError(
                 f"the model already knows {quoted(list(known))}: remove known labels from the examples "
                 "(`ignore_known`), or update them too (`update`)"
             )
-        grown = space.grown({name: count for name, count in counts.items() if name not in known})
+        grown = space.grown({name: count for name, count in counts.items() if name not in known}, described)
         index = {name: i for i, name in enumerate(grown.names)}
         head = deepcopy(self.module.head)  # so that an error leaves the model unchanged
-        batches = self.batches(texts, [[index[name] for name in names] for names in labels])
-        head.learn_labels(grown, ((self.module(batch), batch.targets) for _, batch in batches))
+        batches = self.batches(documents, [[index[name] for name in names] for names in labels])
+        tokens = dict(zip(described, map(self._known_tokens, described.values()), strict=True))
+        head.learn_labels(grown, ((self.module(batch), batch.targets) for _, batch in batches), tokens)
         self.module.head, self.module.space = head, grown.with_more(known)
         if self.module.calibration is not None:
             self.module.calibration = self.module.calibration.grown(self.module.space)
         return self
+
+    def _known_tokens(self, text: str) -> list[int]:
+        """Tokens of a label text; none if the model knows no word of it."""
+        (tokens,) = self.vocabulary.encode([well_formed(text)])
+        return tokens if set(tokens) - set(self._fillers) else []
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint for `zoo.load`, `zoo predict` and `zoo add-labels`; training cannot resume from it."""

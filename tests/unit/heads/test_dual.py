@@ -300,3 +300,30 @@ def test_damaged_checkpoints_are_refused(documents):
     for wrong in (torch.zeros(3, 1), torch.full((3, 2), 6, dtype=torch.int32)):
         with pytest.raises(UserError, match="hard negatives"):
             head.set_extra_state({"hard_labels": wrong})
+
+
+def test_labels_are_added_by_texts_and_by_documents(documents):
+    head, backbone = with_texts(documents)
+    before = head.rank(backbone(documents), 7)
+    space = SPACE.grown({"new": 0, "u": 0, "few": 2})  # "u" was unseen, and has a text
+    examples = documents.take(torch.tensor([1, 3]))
+    examples.targets = Targets.from_lists([[8], [8]])
+    head.learn_labels(space, [(backbone(examples), examples.targets)], {"new": [4, 5]})
+    assert (head.num_labels, head.num_scored) == (9, 10)
+    assert head.has_text.tolist() == [True] * 5 + [False, True, True, False, False]
+    assert head.words[7, :2].tolist() == WORDS[6]
+    assert head.uses_row.tolist() == [False] * 5 + [True, False, False, True, False]
+    mean = F.normalize(head.document_vectors(backbone(examples)).sum(0), dim=0)
+    assert torch.allclose(head.rows.weight[8], mean)
+    after = head.rank(backbone(documents), 9)
+    for one, other in zip(before.labels.tolist(), after.labels.tolist(), strict=True):
+        known = [label for label in other if label not in (6, 8)]  # "u" is label 7 now
+        assert known == [{6: 7}.get(label, label) for label in one]
+    other = DualEncoder(10, space, hidden=8)
+    share_backbone(other, backbone)
+    other.load_state_dict(head.state_dict())
+    assert torch.equal(other.rank(backbone(documents), 9).labels, after.labels)
+    with pytest.raises(UserError, match="'empty'"):
+        head.learn_labels(space.grown({"empty": 0}), [], {})
+    with pytest.raises(UserError, match="known"):
+        head.learn_labels(space.grown({"v": 1}), [(backbone(documents), documents.targets)], {})
