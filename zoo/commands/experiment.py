@@ -25,6 +25,7 @@ from zoo.core.errors import UserError, did_you_mean
 from zoo.core.settings import parse_yaml, read_yaml
 from zoo.core.shipped import find_experiment
 from zoo.training.checkpoint import read_checkpoint, without_places
+from zoo.training.hub_models import located
 from zoo.training.module import ZooModule
 from zoo.training.stored import read_config, reading, with_settings
 from zoo.training.trust import (
@@ -82,6 +83,7 @@ def resolve_files(argv: list[str], folder: Path, trust: Sequence[str] = ()) -> l
         place = folder / str(len(configs) + len(rest))  # two files may have the same name
         place.mkdir()
         if option == "--ckpt":
+            value = str(located(value))
             rest += ["--ckpt" if verb == "fit" else "--ckpt_path", value]
             if verb != "fit" or not any(argument.startswith(("--config", "-c")) for argument in argv):
                 configs.append((str(config_of(value, verb, place, trust)), place))

@@ -162,6 +162,7 @@ class ZooCLI(LightningCLI):
                 kwargs["logger"] = make_loggers(folder, name, self.made.wandb)
         else:
             kwargs |= {"logger": False, "enable_checkpointing": False}
+            kwargs["plugins"] = [AtomicCheckpointIO(), *as_list(self.made.trainer.plugins)]
             self.command_parser.callback_keys.clear()
         self.facts = {
             "experiment": self.experiment,

@@ -61,10 +61,11 @@ def serve(
     os.environ.setdefault(*SHAPES)  # before torch is imported
     from zoo.service.options import ServiceOptions
     from zoo.service.running import run
+    from zoo.training.hub_models import located
 
     run(
         ServiceOptions(
-            ckpt,
+            str(located(ckpt)),
             host,
             port,
             workers,

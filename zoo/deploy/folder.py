@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from datamodules.prepare.vocabulary import VALUES_ID
 from zoo.core.console import progress_bar
@@ -20,6 +18,7 @@ from zoo.core.extras import require_extra
 from zoo.core.version import __version__
 from zoo.deploy.graph import to_onnx, trace
 from zoo.deploy.parity import ROUNDS, Measured, Parity, Run, compare, measure
+from zoo.deploy.rendering import render
 from zoo.training.tagger import Tagger
 
 Format = Literal["onnx", "torch"]
@@ -205,22 +204,6 @@ def quantize(model: Path, target: Path) -> None:
             quantize_dynamic(graph, target, weight_type=QuantType.QInt8, per_channel=True)
     except Exception as error:  # of many types
         raise UserError(f"the graph cannot be quantized ({error}): leave out `int8`") from error
-
-
-@cache
-def environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("zoo.deploy"),
-        autoescape=False,  # Python and Markdown
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-
-
-def render(template: str, **values: Any) -> str:
-    return environment().get_template(template).render(values)
 
 
 def load_script(path: Path) -> Any:

@@ -17,6 +17,8 @@ from datamodules.batch import LabelSpace
 from datamodules.prepare.hub import from_settings_alone
 from zoo.core.errors import UserError, first_line
 from zoo.core.files import atomic_write
+from zoo.training.hub_models import located
+from zoo.training.model_folder import WEIGHTS, read_model
 from zoo.training.ranking_model import RankingModel
 from zoo.training.stored import Stored, migrated, reading
 from zoo.training.trust import DATA, MODEL, check_trust, import_paths, imports_limited_to, refusal
@@ -29,21 +31,26 @@ ENCRYPTED = 1  # flag of a zip entry
 
 
 def read_checkpoint(path: str | Path, mmap: bool = True) -> dict[str, Any]:
-    """Read the content of a checkpoint; unpickles only tensors and plain values."""
-    file = Path(path).expanduser()
+    """Read the content of a checkpoint, which may be on the hub; unpickles only tensors and plain values."""
+    file = located(path)
     if not file.is_file():
         raise UserError(f"no such checkpoint: {path}")
-    try:
-        check_archive(file)
-        with torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]
-            content = torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
-    except Exception as error:  # the type depends on which part of the file is damaged
-        raise UserError(f"{path} is not a checkpoint, or is damaged: {first_line(error)}") from error
+    content = read_model(file.parent) if file.name == WEIGHTS else read_archive(file, path, mmap)
     if not isinstance(content, dict) or "zoo" not in content:
         raise UserError(f"{path} was not written by zoo fit")
     with reading(path):
         content["zoo"] = migrated(content["zoo"])
     return content
+
+
+def read_archive(file: Path, path: str | Path, mmap: bool) -> Any:
+    """Read a file of `torch.save`; `path` is for messages."""
+    try:
+        check_archive(file)
+        with torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
+    except Exception as error:  # the type depends on which part of the file is damaged
+        raise UserError(f"{path} is not a checkpoint, or is damaged: {first_line(error)}") from error
 
 
 def is_ensemble(content: dict[str, Any]) -> bool:
