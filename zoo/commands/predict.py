@@ -33,7 +33,7 @@ def predict(
     """Predict labels of documents with a trained model.
 
     Args:
-        ckpt: checkpoint of `zoo fit`.
+        ckpt: checkpoint of `zoo fit`, or owner/name of a model on the hub.
         input: jsonl, csv, tsv or parquet file, or a text file with one document per line; can be compressed. `-` reads
             jsonl or text from standard input.
         out: jsonl file to write, `-` for standard output.

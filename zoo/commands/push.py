@@ -95,9 +95,9 @@ def local_paths(config: object) -> Iterator[str]:
 
 def upload(folder: Path, name: str, private: bool, revision: str | None) -> str:
     """Upload a folder as one commit, and return its address."""
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import HfApi
 
-    api = HfApi(endpoint=constants.ENDPOINT)
+    api = HfApi()
     try:
         api.create_repo(name, private=private, exist_ok=True)
         if revision is not None:

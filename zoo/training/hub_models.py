@@ -31,13 +31,10 @@ def located(path: str | Path) -> Path:
 
 def downloaded(name: str, revision: str | None) -> Path:
     """Folder of a model in the cache of the hub; only files of a shared model are downloaded."""
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import snapshot_download
 
     def fetch(commit: str | None, local: bool) -> Path:
-        found = snapshot_download(
-            name, revision=commit, allow_patterns=list(FILES), local_files_only=local, endpoint=constants.ENDPOINT
-        )
-        return Path(found)
+        return Path(snapshot_download(name, revision=commit, allow_patterns=list(FILES), local_files_only=local))
 
     shown = name if revision is None else f"{name}@{revision}"
     if revision is not None and COMMIT.fullmatch(revision):  # a commit never changes
@@ -73,7 +70,7 @@ def downloaded(name: str, revision: str | None) -> Path:
 
 def info_of(name: str, revision: str | None) -> Any:
     """What the hub knows about a model; `OSError` if it cannot be reached."""
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import HfApi
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
@@ -82,9 +79,8 @@ def info_of(name: str, revision: str | None) -> Any:
         RevisionNotFoundError,
     )
 
-    api = HfApi(endpoint=constants.ENDPOINT)
     try:
-        return api.model_info(name, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS)
+        return HfApi().model_info(name, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS)
     except GatedRepoError as error:
         raise UserError(f"{name} is gated: request access on the hub, then log in with `hf auth login`") from error
     except RevisionNotFoundError as error:

@@ -254,10 +254,10 @@ class Tagger:
 
 
 def load(path: str | os.PathLike[str], device: str | torch.device | None = None, trust: Sequence[str] = ()) -> Tagger:
-    """Load a tagger from a checkpoint file.
+    """Load a tagger from a checkpoint file, or from the Hugging Face hub.
 
     Args:
-        path: checkpoint of `zoo fit`.
+        path: checkpoint of `zoo fit`, or `owner/name` or `owner/name@revision` of a shared model; a local file wins.
         device: device such as `cpu` or `cuda` (default: a GPU if available).
         trust: modules outside the zoo with classes that the checkpoint may use, such as `["my_heads"]`.
     """
