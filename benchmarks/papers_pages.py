@@ -52,6 +52,8 @@ class Results:
     def corpus(self, name: str) -> str:
         """Table of all rows on a corpus, best P@1 first."""
         rows = {key: row for key, row in self.rows.items() if key[0] == name}
+        if not rows:
+            return "No run is finished."
         columns = [column for column in COLUMNS if any(row.value(column) for row in rows.values())]
         best = {column: max(value.mean for row in rows.values() if (value := row.value(column))) for column in columns}
         lines = []
