@@ -113,8 +113,10 @@ class BoostedTrees(nn.Module):
             goes_right = (x > bound) | (np.isnan(x) & ~missing_left[node])
             below = children[2 * node + goes_right]
             if (below == node).all():
-                return value[node].reshape(len(roots), size)  # type: ignore[no-any-return]
+                break
             node = below
+        values: np.ndarray = value[node].reshape(len(roots), size)
+        return values
 
     def _divided(self, columns: np.ndarray) -> Iterator[np.ndarray]:
         """The same by dividing the pairs at each split, one tree after the other: fast for many pairs."""

@@ -226,7 +226,8 @@ def first_direction(group: NodeGroup, draws: Draws) -> Floats:
     other += other >= one
     starts = group.sizes.cumsum() - group.sizes
     signs = np.repeat(np.array([-1, 1], dtype=np.float32), len(starts))
-    return group.features[np.concatenate([starts + one, starts + other])].T @ signs  # type: ignore[no-any-return]
+    difference: Floats = group.features[np.concatenate([starts + one, starts + other])].T @ signs
+    return difference
 
 
 def right_halves(leaning: Floats, sizes: Ints) -> NDArray[np.bool_]:

@@ -11,6 +11,7 @@ import yaml
 from tests.cli.test_experiments import short
 from zoo.training.checkpoint import read_checkpoint
 
+pytestmark = pytest.mark.experiment
 EXPERIMENT = Path("experiments/lsfa_reuters.yaml")
 SMALL = ["--model.backbone.hidden=8", "--model.head.feat_dim=12", "--model.head.psc_start=0"]
 

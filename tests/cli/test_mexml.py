@@ -10,6 +10,7 @@ import pytest
 from tests.cli.test_experiments import short
 from zoo.training.checkpoint import read_checkpoint
 
+pytestmark = pytest.mark.experiment
 EXPERIMENT = Path("experiments/mexml_reuters.yaml")
 TWO = "--model.head.experts=[{kind: label_attention, layer: 1}, {kind: cls, layer: -1}]"
 FAR = "--model.head.experts=[{kind: cls, layer: 7}]"

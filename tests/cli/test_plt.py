@@ -6,10 +6,13 @@ import csv
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.test_experiments import short
 from zoo.commands.main import main
 from zoo.training.checkpoint import read_checkpoint
 
+pytestmark = pytest.mark.experiment
 DYNAMIC, STATIC = (Path(f"experiments/{name}_reuters.yaml") for name in ("lightattention", "attentionxml_tree"))
 
 

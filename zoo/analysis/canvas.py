@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,8 +71,8 @@ def canvas(rows: int = 1, height: float = HEIGHT) -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
-def grid(axis: Axes, direction: str = "y") -> None:
-    axis.grid(axis=direction, color="#808080", alpha=0.3, linewidth=0.6)  # type: ignore[arg-type]
+def grid(axis: Axes, direction: Literal["x", "y", "both"] = "y") -> None:
+    axis.grid(axis=direction, color="#808080", alpha=0.3, linewidth=0.6)
 
 
 def label_log_axis(axis: Any) -> None:

@@ -100,7 +100,7 @@ def tsne(points: Points | None, names: Sequence[str], documents: np.ndarray) -> 
 def spread(values: np.ndarray) -> np.ndarray:
     """t-SNE, (n, 2); in a single thread, so that it is reproducible."""
     from sklearn.manifold import TSNE
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+    from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1):
         perplexity = min(30.0, (len(values) - 1) / 3)
