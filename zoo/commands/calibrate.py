@@ -90,7 +90,7 @@ def calibrate(
             f"{ckpt} has {space.added:,} labels added by `zoo add-labels`, which its corpus does not have: calibrate "
             "the original checkpoint, then add the labels again"
         )
-    ranking, targets = ranked(tagger, min(candidates, space.num_labels), ckpt, trust or ())
+    ranking, targets = ranked(tagger, min(candidates, space.num_scored), ckpt, trust or ())
     made, report = calibrate_ranking(ranking, targets, space, method, thresholds, goal, seed)
     tagger.calibration = made
     after = made.ranked(ranking, ranking.labels.shape[1])

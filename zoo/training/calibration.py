@@ -112,7 +112,7 @@ class Calibration:
         if not isinstance(stored, Mapping) or stored.keys() != names:
             raise UserError("its calibration is damaged: it has not the fields of `Calibration`")
         cuts, steps, width = stored["cuts"], stored["steps"], stored["candidates"]
-        sizes = {"global": 1, "class": len(FREQUENCY_CLASSES), "label": space.num_labels - space.added}
+        sizes = {"global": 1, "class": len(FREQUENCY_CLASSES), "label": space.num_scored - space.added}
         wrong = {
             "method": stored["method"] not in get_args(Method),
             "kind": stored["kind"] not in KINDS,

@@ -51,8 +51,8 @@ class WithAncestors:
     def __init__(self, space: LabelSpace) -> None:
         if not space.parents:
             raise UserError("`ancestors=True`: the labels of this model have no parents; train with `data.label_texts`")
-        self.names, self.hierarchy = space.names, Hierarchy(space.parents)
-        self.index = {name: i for i, name in enumerate(space.names)}
+        self.names, self.hierarchy = space.labels, Hierarchy(space.parents)
+        self.index = {name: i for i, name in enumerate(self.names)}
 
     def __call__(self, tags: Tags) -> Tags:
         """Labels and ancestors by score, which is at least that of the descendants."""
