@@ -17,7 +17,7 @@ SENTENCE_END = re.compile(r"(?<!\bet al)(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)\. ")
 METAVARS = {"int": "N", "float": "X", "list[str]": "PATH"}
 METAVARS_BY_NAME = {
     **dict.fromkeys(("ckpt", "input"), "FILE"),
-    **dict.fromkeys(("out", "path", "source", "target"), "PATH"),
+    **dict.fromkeys(("out", "path", "source"), "PATH"),
     **dict.fromkeys(("root", "experiments"), "DIR"),
     **dict.fromkeys(("gain", "keep"), "METRIC"),
     **{"trust": "MODULE", "by": "KEYS", "columns": "NAMES", "against": "ROW", "tokenizer": "NAME"},

@@ -6,11 +6,20 @@ import torch
 from scipy.sparse import csr_array
 
 import zoo
-from backbones import BiLSTM, Bow, Words
+from backbones import BiLSTM, Bow, Transformer, Words
 from datamodules.prepare.bags import bag_width, bags, occurrences
-from datamodules.prepare.vocabulary import PAD, UNK, VALUES, Vocabulary, feature_tokenizer, word_tokenizer
+from datamodules.prepare.vocabulary import (
+    PAD,
+    UNK,
+    VALUES,
+    Vocabulary,
+    feature_tokenizer,
+    load_pretrained,
+    word_tokenizer,
+)
 from heads import LSAN, AttentionXML, Bonsai, Linear, NearestNeighbours, OneVsRestSvm, Parabel, TransitionContext
 from tests.support.documents import label_space
+from tests.support.encoders import save_bert
 from tests.support.engines import corpus, space_of
 from tests.support.errors import raises
 from zoo.training.arguments import well_formed
@@ -245,3 +254,24 @@ def test_only_labels_above_the_threshold_are_explained_and_ensembles_are_too():
     assert [tag.label for tag in tags[0]] == [tag.label for tag in made.tag([TEXT], threshold=0.4)[0]]
     assert all(sum(s.weight for s in tag.spans) == pytest.approx(1) for tag in tags[0])
     assert all(not tag.spans for tag in tags[1])
+
+
+@pytest.mark.parametrize("windows", [1, 2])
+def test_transformers_explain_by_whole_words_of_what_they_read(tmp_path, windows):
+    text = "\U0001f41f Fishing quotas, herring and “cod” quotas in the Baltic sea of 1999 and the North sea"
+    path = save_bert(tmp_path, [text, "fish in the sea"])
+    vocabulary = load_pretrained(str(path), 12, windows)
+    space = label_space([9, 7, 5], vocab_size=vocabulary.size, pad_id=vocabulary.pad_id)
+    torch.manual_seed(0)
+    module = RankingModel(space, lambda space: Transformer(space, str(path)), lambda dim, space: Linear(dim, space))
+    module.vocabulary = vocabulary
+    places = token_places(vocabulary, text)
+    assert len(places) == len(vocabulary.encode([text])[0])
+    read = {text[start:end] for start, end in places if end > start}
+    (tags, short) = zoo.Tagger(module).tag([text, "cod"], explain=True)
+    assert any(tag.spans for tag in tags)
+    for tag in tags:
+        assert {text[span.start : span.end] for span in tag.spans} <= read
+        assert len({span.start for span in tag.spans}) == len(tag.spans)
+    assert {"cod"} >= {"cod"[span.start : span.end] for tag in short for span in tag.spans}
+    assert ("Baltic" in read) == (windows == 2)
