@@ -11,11 +11,13 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from backbones import Transformer
 from heads.base import Head
 from zoo.core.cores import available_cores
 from zoo.core.run_folder import CHECKPOINTS, RunFolder
 from zoo.service.options import ServiceOptions
 from zoo.training.ensemble_tagger import EnsembleTagger
+from zoo.training.ranking_model import RankingModel
 from zoo.training.tagger import Tag, Tagger, load
 
 WARM_UP = [" ".join(["warm up"] * words) for words in (1, 16, 64, 256)]
@@ -23,7 +25,9 @@ LICENCE = re.compile(r"^licen[cs]e:\s*(\S.*?)\s*$", re.MULTILINE | re.IGNORECASE
 CARD = "README.md"
 SHOWN_METRICS = ("P@1", "P@5", "nDCG@5", "PSP@5", "macro_f1@5", "micro_f1", "macro_f1")
 MAX_CARD = 2**20  # bytes
-CPU_BATCH = 16  # a call is split into batches of similar length: padding costs a CPU more than small batches do
+CPU_BATCH = 16  # texts of similar length: padding costs a CPU more than small batches do
+CPU_TOKENS = 512  # of a transformer, which a single long text keeps as busy as many
+CHARS_PER_TOKEN = 5
 
 
 class Kind(NamedTuple):
@@ -63,6 +67,8 @@ class HostedModel:
         self.stamp = Stamp.of(options.ckpt)  # before reading, so that a change while it is read shows as one
         self.tagger: Tagger = load(options.ckpt, options.device, options.trust)
         on_cpu = self.tagger.module.device.type == "cpu"
+        modules = modules_of(self.tagger)
+        self.few_tokens = on_cpu and any(isinstance(one.backbone, Transformer) for one in modules)
         self.tagger.batch_size = min(options.max_batch, CPU_BATCH) if on_cpu else options.max_batch
         self.loaded = datetime.now(UTC)
         self.facts = facts_of(self.tagger, options, self.stamp)
@@ -79,8 +85,24 @@ class HostedModel:
 
     def tag(self, texts: list[str], kind: Kind) -> list[dict[str, Any]]:
         """Tag texts; each answer has the labels and whether the model knows a word of the text."""
-        found = self.tagger.stream(texts, *kind)
-        return [{"labels": [as_json(tag, kind.explain) for tag in tags], "known": tags.known} for tags in found]
+        found: dict[int, dict[str, Any]] = {}
+        for rows in self._parts(texts):
+            for row, tags in zip(rows, self.tagger.stream([texts[row] for row in rows], *kind), strict=True):
+                found[row] = {"labels": [as_json(tag, kind.explain) for tag in tags], "known": tags.known}
+        return [found[row] for row in range(len(texts))]
+
+    def _parts(self, texts: list[str]) -> list[list[int]]:
+        """Positions of texts that are tagged together. On a CPU, a transformer gets few tokens at a time."""
+        rows = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+        if not self.few_tokens:
+            return [rows]
+        parts: list[list[int]] = [[]]
+        for row in rows:
+            length = min(len(texts[row]) / CHARS_PER_TOKEN, self.tagger.vocabulary.max_length)
+            if parts[-1] and length * (len(parts[-1]) + 1) > CPU_TOKENS:
+                parts.append([])
+            parts[-1].append(row)
+        return parts
 
 
 def as_json(tag: Tag, explain: bool) -> dict[str, Any]:
@@ -106,7 +128,7 @@ def facts_of(tagger: Tagger, options: ServiceOptions, stamp: Stamp | None) -> di
     """What clients may know about a model; without paths of this machine."""
     path = Path(options.ckpt)
     run = run_of(path)
-    modules = [member.module for member in tagger.members] if isinstance(tagger, EnsembleTagger) else [tagger.module]
+    modules = modules_of(tagger)
     space = tagger.module.space
     return {
         "name": name_of(path, run),
@@ -124,6 +146,11 @@ def facts_of(tagger: Tagger, options: ServiceOptions, stamp: Stamp | None) -> di
         "licence": licence_of(path),
         "can_learn": options.learn and stamp is not None and can_learn(tagger),
     }
+
+
+def modules_of(tagger: Tagger) -> list[RankingModel]:
+    """The model of a tagger, or those of an ensemble."""
+    return [member.module for member in tagger.members] if isinstance(tagger, EnsembleTagger) else [tagger.module]
 
 
 def can_learn(tagger: Tagger) -> bool:

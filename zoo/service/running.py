@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import tempfile
 from functools import partial
 from typing import NoReturn
@@ -15,16 +14,16 @@ from uvicorn import Config, Server
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors.multiprocess import Multiprocess
 
-from zoo.core.console import note, terminal_output, warn
-from zoo.core.errors import UserError, first_line, printable
-from zoo.core.orphans import end_with_parent
+from zoo.core.console import note, warn
+from zoo.core.errors import UserError, first_line
 from zoo.service.app import make_app
 from zoo.service.gauges import SHARED
 from zoo.service.hosted import set_threads
 from zoo.service.options import ServiceOptions
+from zoo.service.worker import start_worker
 
 GRACE_SECONDS = 30  # for requests in progress when the service stops
-HEALTH_SECONDS = 120  # a worker that does not react for so long is replaced; loading a large model takes time
+HEALTH_SECONDS = 30  # a worker that does not react for so long is replaced
 BACKLOG = 2048
 
 
@@ -53,19 +52,6 @@ def run_workers(options: ServiceOptions, listener: socket.socket, url: str) -> N
         supervisor.run()
         if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
             raise SystemExit(2)
-
-
-def start_worker(options: ServiceOptions, parent: int) -> FastAPI:
-    """Make the application in a process of its own, whose start-up errors are printed there."""
-    end_with_parent(parent)
-    terminal = terminal_output()
-    terminal.__enter__()  # until the process ends
-    set_threads(options)
-    try:
-        return make_app(options)
-    except UserError as error:
-        sys.stderr.write(f"error: {printable(str(error))}\n")
-        sys.exit(STARTUP_FAILURE)
 
 
 def settings(app: FastAPI | partial[FastAPI], options: ServiceOptions) -> Config:
