@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from datamodules import TextDataModule
+from heads.engines.one_vs_rest import SMALL
 from zoo.commands.parsers import OneLine
 from zoo.core.console import note
 from zoo.core.cores import available_cores
@@ -28,6 +29,7 @@ HELD_OUT = 80  # documents that a threshold needs, as long as they are at most a
 SPEED = 30  # of a GPU, in CPU cores
 EPOCHS = 10  # of a network
 TOKENS = 200  # that a network reads
+ENOUGH = 5000  # documents from which a network alone is better than the nearest documents
 
 
 @dataclass(frozen=True)
@@ -103,17 +105,16 @@ def choices(facts: Facts) -> list[Choice]:
     lead = 0 if facts.has_values else 80
     wide = 1.6 if lead else 1.0  # more features
     dense = facts.documents * facts.words * wide
+    words = {"lead": lead}
+    votes = 1e-9 * dense * facts.words * 20 / facts.cores
     found = []
     if facts.engines:
         bonsai = 4e-6 * facts.pairs * facts.words * wide / facts.cores * facts.fits
-        svm = 1.7e-8 * dense * facts.labels / facts.cores * facts.fits
-        votes = 1e-9 * dense * facts.words * 20 / facts.cores
-        words = {"lead": lead}
-        found += [
-            Choice("bonsai", {"class_path": "Bonsai", "init_args": words}, bonsai),
-            Choice("nearest", {"class_path": "NearestNeighbours", "init_args": words}, votes),
-            Choice("svm", {"class_path": "OneVsRestSvm", "init_args": words}, svm),
-        ]
+        decisive = 1 if facts.documents <= SMALL else 0.3  # of the time with all documents, see `OneVsRest`
+        svm = 1.7e-8 * dense * facts.labels * decisive / facts.cores * facts.fits
+        found.append(Choice("bonsai", {"class_path": "Bonsai", "init_args": words}, bonsai))
+        found.append(Choice("svm", {"class_path": "OneVsRestSvm", "init_args": words}, svm))
+    found.insert(1, Choice("nearest", {"class_path": "NearestNeighbours", "init_args": words}, votes))  # no library
     if not facts.has_values:
         speed = SPEED if facts.gpu else facts.cores
         tokens = min(facts.tokens, TOKENS)
@@ -141,13 +142,16 @@ def picked(facts: Facts, budget: float) -> tuple[list[Choice], list[Choice]]:
     """Members within the budget, and those that are left out. One is always taken."""
     chosen: list[Choice] = []
     left: list[Choice] = []
+    if not facts.engines:  # one alone
+        networks_first = facts.documents >= ENOUGH
+        ordered = sorted(choices(facts), key=lambda one: (one.stage is None) == networks_first)
+        best = next((one for one in ordered if one.seconds <= budget), ordered[0])
+        return [best], [one for one in ordered if one is not best]
     for choice in choices(facts):
         fits = sum(one.seconds for one in chosen) + choice.seconds <= budget
         # A network has no out-of-fold scores: it would leave the ranker with few validation documents.
-        useful = choice.stage is None or facts.learns_on_val or not facts.engines
+        useful = choice.stage is None or facts.learns_on_val
         (chosen if fits and useful else left).append(choice)
-    if not chosen and not left:
-        raise UserError("features need linear models: pip install 'xmc-zoo[linear]'")
     return (chosen, left) if chosen else (left[:1], left[1:])
 
 
@@ -157,7 +161,7 @@ def blend(facts: Facts, budget: float) -> dict[str, Any]:
     explain(facts, budget, chosen, left)
     network = next((choice for choice in chosen if choice.stage), None)
     if not facts.engines:
-        return alone(network or chosen[0])
+        return alone(chosen[0])
     scores = "validation" if facts.learns_on_val else "out_of_fold"
     stages = [network.stage] if network and network.stage else []
     fitted = [f"{choice.name}.fit" for choice in chosen if not choice.stage]
@@ -176,14 +180,19 @@ def blend(facts: Facts, budget: float) -> dict[str, Any]:
 
 
 def alone(choice: Choice) -> dict[str, Any]:
-    """A single network, without the libraries that `Blend` needs."""
+    """A single model, without the libraries that `Blend` needs."""
+    if choice.stage is None:
+        return {
+            "model": {"backbone": "Words", "head": choice.head},
+            "stages": [{"name": choice.name, "on_enter": ["fit"]}],
+        }
     return {
         "model": {
             "backbone": encoder(),
             "head": choice.head,
             "optimizer": {"class_path": "Adam", "init_args": {"lr": 0.003}},
         },
-        "stages": [{**(choice.stage or {}), "trainable": ["*"]}],
+        "stages": [{**choice.stage, "trainable": ["*"]}],
     }
 
 
@@ -205,6 +214,8 @@ def explain(facts: Facts, budget: float, chosen: Sequence[Choice], left: Sequenc
     for one in left:
         over = sum(other.seconds for other in chosen) + one.seconds > budget
         reason = f"exceeds the budget of {duration(budget)}" if over else "too few validation documents to rank it by"
+        if not facts.engines:
+            reason = "it would need the ranker"
         note(f"left out: {one.head['class_path']} (about {duration(one.seconds)}), {reason}")
     if not facts.engines:
         note("linear models, and the ranker of their candidates, need: pip install 'xmc-zoo[linear]'")

@@ -56,12 +56,14 @@ def test_where_the_ranker_learns():
     assert many["stages"][1]["on_enter"] == ["bonsai.fit", "nearest.fit", "svm.fit"]
 
 
-def test_without_linear_models_a_network_is_trained_alone():
-    found = blend(replace(REUTERS, engines=False), 1)
+def test_without_linear_models_one_model_is_trained_alone():
+    found = blend(replace(REUTERS, engines=False), 600)
     assert found["model"]["head"]["class_path"] == "AttentionXML"
     assert len(found["stages"]) == 1
-    with raises(UserError, "xmc-zoo[linear]"):
-        blend(replace(FEATURES, engines=False), 600)
+    for facts, budget in ((REUTERS, 2), (replace(REUTERS, documents=300), 600), (FEATURES, 600)):
+        found = blend(replace(facts, engines=False), budget)
+        assert found["model"]["head"]["class_path"] == "NearestNeighbours"
+        assert found["stages"] == [{"name": "nearest", "on_enter": ["fit"]}]
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("1.5 h", 5400)])
