@@ -111,10 +111,12 @@ def test_nested_content_survives(state, tmp_path):
 
     shared = torch.ones(2, 2)
     inner = {"state_dict": {"w": shared, "extra": state}, "zoo": {"format": 3, "space": {"names": ["x"]}}}
-    content = {"zoo": {"format": 3, "members": [inner, inner]}, "optimizer_states": [torch.ones(9)]}
+    whole = {"format": 3, "members": [inner, inner], "calibration": None}
+    content = {"zoo": whole, "optimizer_states": [torch.ones(9)]}
     write_model(content, tmp_path)
     found = read_model(tmp_path)
     assert found.keys() == {"zoo"}
+    assert found["zoo"].keys() == whole.keys()
     for member in found["zoo"]["members"]:
         assert torch.equal(member["state_dict"]["w"], shared)
         assert member["state_dict"]["extra"]["t"].dtype == torch.uint8

@@ -44,7 +44,7 @@ def write_model(content: dict[str, Any], folder: Path) -> None:
             (folder / name).write_text(value, "utf8")
         elif value is not None:
             (folder / name).write_text(json.dumps(value, ensure_ascii=False) + "\n", "utf8")
-    plain["zoo"] = {key: value for key, value in stored.items() if key not in PARTS.values()}
+    plain["zoo"] = {key: value for key, value in stored.items() if key not in PARTS.values() or value is None}
     (folder / CONTENT).write_text(json.dumps({"folder": FORMAT} | plain, ensure_ascii=False, indent=1) + "\n", "utf8")
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
