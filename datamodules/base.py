@@ -21,6 +21,7 @@ from datamodules.prepare.cached_vectors import cached_vectors
 from datamodules.prepare.corpus import Corpus, with_merged_val
 from datamodules.prepare.dense_vectors import Encode, VectorCache
 from datamodules.prepare.find_files import find_file, find_files
+from datamodules.prepare.known_labels import Known
 from datamodules.prepare.label_texts import LabelDescription, label_texts, parent_pairs, read_labels
 from datamodules.prepare.limits import DEFAULT_LIMITS, Limits
 from datamodules.prepare.preparation import Prepared, Settings, prepare
@@ -133,6 +134,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
         default = os.environ.get("ZOO_CACHE") or Path.home() / ".cache" / "xmc-zoo"
         self.cache_dir = Path(cache_dir or default).expanduser()
         self.vector_coverage: float | None = None  # share of the vocabulary with pretrained vectors
+        self.known: Known | None = None  # labels and vocabulary of the model to train further; set before first use
         self.schedule: Schedule | None = None  # set by `StageSchedule`
         self.augmentation: Augmentation | None = None  # set by `TailAugment`
 
@@ -164,7 +166,7 @@ class TextDataModule(pl.LightningDataModule, ABC):
 
     @cached_property
     def prepared(self) -> Prepared:
-        prepared = prepare(self.corpus, self.settings, self.cache_dir)
+        prepared = prepare(self.corpus, self.settings, self.cache_dir, self.known)
         for line in prepared.report:
             note(f"{self.corpus_name}: {line}")
         return prepared
@@ -186,13 +188,14 @@ class TextDataModule(pl.LightningDataModule, ABC):
         if file := self.label_file():
             labels = self.read_label_file(file)
             texts = label_texts(labels)
-            space.texts = [texts.get(name, "") for name in space.names]
-            if self.unseen_labels == "score":
+            added = space.texts or [""] * space.num_labels  # texts that the file may lack
+            space.texts = [texts.get(name) or text for name, text in zip(space.names, added, strict=True)]
+            if self.unseen_labels == "score" and self.known is None:
                 space.unseen_texts = [texts.get(name, "") for name in space.unseen]
             space.parents = parent_pairs(labels, space.names)
             known = sum(map(bool, space.texts))
             note(f"{file.name}: descriptions of {known:,} of the {space.num_labels:,} labels")
-        elif self.unseen_labels == "score":
+        elif self.unseen_labels == "score" and self.known is None:
             space.unseen_texts = list(space.unseen)
         if space.unseen_texts:
             known = sum(map(bool, space.unseen_texts))

@@ -21,6 +21,7 @@ from filelock import FileLock
 from datamodules.batch import LabelSpace
 from datamodules.prepare.cache import find_defect, write_manifest
 from datamodules.prepare.corpus import SPLITS, Corpus, alike
+from datamodules.prepare.known_labels import Known
 from datamodules.prepare.readers import Document
 from datamodules.prepare.rows import CHUNK, Columns, EncodedRows, RowWriter, stored_columns
 from datamodules.prepare.threads import map_in_threads
@@ -77,10 +78,12 @@ class Prepared:
             raise UserError(f"the cache {self.folder} was removed or damaged during the run: run again") from error
 
 
-def prepare(corpus: Corpus, settings: Settings, cache: Path) -> Prepared:
+def prepare(corpus: Corpus, settings: Settings, cache: Path, known: Known | None = None) -> Prepared:
     """Load a prepared corpus from the cache, or prepare it; a lock lets only one process write."""
     pretrained = None
-    if settings.tokenizer != "word":
+    if known is not None:
+        pretrained = known.encoder(settings.max_length, settings.windows)
+    elif settings.tokenizer != "word":
         if corpus.has_features:
             raise UserError(
                 f"{corpus.name} contains features, not texts, which the tokenizer {settings.tokenizer} cannot read: "
@@ -90,7 +93,7 @@ def prepare(corpus: Corpus, settings: Settings, cache: Path) -> Prepared:
     if corpus.has_features and settings.windows > 1:
         raise UserError(f"`windows={settings.windows}`: {corpus.name} contains features, which have no order")
     name = re.sub(r"[^\w.-]+", "_", corpus.name)[:LONGEST_NAME]  # users may choose any name
-    key = _key(corpus, settings, pretrained)
+    key = _key(corpus, settings, pretrained, known)
     folder = cache / f"{name}-{key}"
     with cache_errors(cache):
         cache.mkdir(parents=True, exist_ok=True)
@@ -99,8 +102,10 @@ def prepare(corpus: Corpus, settings: Settings, cache: Path) -> Prepared:
                 if defect:
                     warn(f"the cache {folder} is damaged ({defect}): the corpus is prepared again")
                 with folder_written_whole(folder) as partial:
-                    _Preparation(corpus, settings, pretrained, partial).run()
-                    if _key(corpus, settings, pretrained) != key:  # or the cache would serve it for the old files
+                    _Preparation(corpus, settings, pretrained, partial, known).run()
+                    if (
+                        _key(corpus, settings, pretrained, known) != key
+                    ):  # or the cache would serve it for the old files
                         raise UserError(f"{corpus.name} changed while it was read: run again once it is complete")
                     write_manifest(partial, folder.name, FILES)
             facts = json.loads((folder / FACTS).read_text("utf8"))
@@ -121,20 +126,30 @@ def cache_errors(cache: Path) -> Iterator[None]:
         ) from error
 
 
-def _key(corpus: Corpus, settings: Settings, pretrained: Vocabulary | None) -> str:
+def _key(corpus: Corpus, settings: Settings, pretrained: Vocabulary | None, known: Known | None) -> str:
     values = asdict(settings)
     if settings.windows == 1:  # caches from before there were windows are valid
         del values["windows"]
     parts = [VERSION, values, {name: source.fingerprint() for name, source in corpus.sources.items()}]
     if pretrained is not None:
         parts.append(hashlib.blake2b(pretrained.text.encode()).hexdigest())
+    if known is not None:
+        parts.append(asdict(known.space))
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 class _Preparation:
     """Single pass over a corpus with provisional ids of tokens and labels, which are remapped at the end."""
 
-    def __init__(self, corpus: Corpus, settings: Settings, pretrained: Vocabulary | None, folder: Path) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        settings: Settings,
+        pretrained: Vocabulary | None,
+        folder: Path,
+        known: Known | None = None,
+    ) -> None:
+        self.known = known
         self.corpus, self.settings, self.folder = corpus, settings, folder
         kind = FeatureTokenizer if corpus.has_features else WordTokenizer
         self.tokenizer: CorpusTokenizer = kind(settings.max_words, settings.max_length, settings.windows)
@@ -275,6 +290,9 @@ class _Preparation:
             raise UserError(f"{self.corpus.name}: {advice}")
 
     def _space(self, vocabulary: Vocabulary) -> LabelSpace:
+        if self.known is not None:
+            self.labels.lookup(self.known.space.labels)  # those without documents here
+            return self.known.space_with(self.counts, self.labels)
         names = sorted(self.counts, key=lambda name: (-self.counts[name], name))
         unseen = sorted(self.reference.keys() - self.counts.keys())
         unseen += [name for name in self.labels if name not in self.reference]  # in order of appearance

@@ -66,3 +66,22 @@ def test_mistakes_end_in_one_line(best, tmp_path, capsys):
             main(["add-labels", "--ckpt", str(best), "--out", str(out), *options])
         assert ended.value.code == 2
         assert named in capsys.readouterr().err
+
+
+def test_a_checkpoint_with_added_labels_is_trained_further(best, tmp_path, monkeypatch):
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+    known, out = zoo.load(best).names, tmp_path / "more.ckpt"
+    zoo.load(best).add_labels(texts={"new": known[0]}).save(out)
+    for split in ("train", "val", "test"):
+        rows = [{"text": f"{name} {i}", "labels": [name, "new"]} for i, name in enumerate(known[:6])]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = ["--data=TextFiles", *(f"--data.{s}={tmp_path / s}.jsonl" for s in ("train", "val", "test"))]
+    config = next(best.parents[3].glob("tiny.yaml"))
+    given = ["fit", "--config", str(config), "--runs", str(tmp_path), "--name=further", "--from_stage=rows", *data]
+    main([*given, f"--ckpt={out}"])
+    (further,) = tmp_path.glob("further/*/checkpoints/best.ckpt")
+    tagger = zoo.load(further)
+    assert tagger.names == [*known, "new"]
+    assert tagger.tag(["anything"])[0]
+    with pytest.raises(SystemExit):
+        main([*given, f"--ckpt={best}"])  # its labels are others

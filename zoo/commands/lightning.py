@@ -20,7 +20,8 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
 from callbacks import KeepPredictions, LastCheckpoint, RunReport, Stage, StageAveraging, StageProgressBar, StageSchedule
 from callbacks.last_checkpoint import Stopped
-from datamodules import TextDataModule
+from datamodules import LabelSpace, TextDataModule
+from datamodules.prepare.known_labels import Known
 from zoo.commands.catalog import import_parts
 from zoo.commands.config_check import (
     broken_module,
@@ -94,7 +95,7 @@ class ZooCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         self.command_parser = parser
-        parser.link_arguments("data.space", "model.space", apply_on="instantiate")
+        parser.link_arguments("data", "model.space", compute_fn=self.label_space, apply_on="instantiate")
         parser.add_lightning_class_args(ModelCheckpoint, "best")
         parser.set_defaults({f"best.{name}": value for name, value in BEST.items()})
         parser.add_lightning_class_args(LastCheckpoint, "last")
@@ -119,6 +120,17 @@ class ZooCLI(LightningCLI):
         """The same, with instances of classes."""
         made: Namespace = self.config_init[self.config.subcommand]
         return made
+
+    def label_space(self, data: TextDataModule) -> LabelSpace:
+        """Label space of the corpus; that of `ckpt` if labels were added to it, so that it can be trained further."""
+        config = self.config[self.subcommand]
+        if self.subcommand == "fit" and config.from_stage and config.ckpt:
+            content = read_checkpoint(config.ckpt)
+            with reading(config.ckpt):
+                stored = Stored.of(content["zoo"])
+            if stored.space.added:
+                data.known = Known(stored.space, stored.vocabulary)
+        return data.space
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         super().parse_arguments(parser, args)

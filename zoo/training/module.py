@@ -312,7 +312,7 @@ class ZooModule(BackboneWithHead, pl.LightningModule):
         if names := non_finite(checkpoint["state_dict"]):
             raise UserError(f"weights of the checkpoint are not finite ({shortened(names)}): use an earlier one")
         stored = checkpoint["zoo"]
-        if added := stored["space"].get("added", 0):
+        if (added := stored["space"].get("added", 0)) and stored["space"]["names"] != self.space.names:
             raise UserError(
                 f"{added:,} labels were added to this checkpoint after training, and its corpus does not have them: "
                 "use it for prediction, or give the checkpoint from before they were added"
