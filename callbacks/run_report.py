@@ -13,7 +13,7 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import WandbLogger
-from rich.console import Console, Group
+from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 from torch import nn
@@ -23,7 +23,7 @@ from callbacks.transition import gather_objects
 from datamodules.base import TextDataModule
 from heads import Blend, LinearEngine
 from zoo.analysis.collect_evidence import collect
-from zoo.core.console import note
+from zoo.core.console import note, print_result
 from zoo.core.errors import first_line
 from zoo.core.lightning_internals import callbacks_of, is_fast_dev_run
 from zoo.core.metrics import (
@@ -114,9 +114,9 @@ class RunReport(pl.Callback):
             facts["importances"] = importances
         if self.folder is not None:
             RunFolder(self.folder).write_results(facts, metrics)
-        Console().print(tables(title, metrics))
+        print_result(tables(title, metrics))
         if reasons:
-            Console().print(f"[bold yellow]partial run, not a result:[/] {', '.join(reasons)}", highlight=False)
+            print_result(f"[bold yellow]partial run, not a result:[/] {', '.join(reasons)}")
         for run in wandb_runs(trainer):
             import wandb
 

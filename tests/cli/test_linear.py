@@ -47,7 +47,7 @@ def test_fit_test_predict_and_continue(head, fit, config, read_metrics, tmp_path
     assert facts["parameters"] > 20 if head == "OneVsRestSvm" else facts["parameters"] is None
     assert facts["seconds"] > 0
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
-    assert (folder / "metrics.csv").read_text().count("val/P@1") == 1
+    assert (folder / "metrics.csv").read_text().count("val/P@1,") == 1
     for row in predictions(folder, tmp_path, "--k=3"):
         assert len(row["labels"]) == 3
     before = read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]

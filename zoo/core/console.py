@@ -68,15 +68,22 @@ def terminal_output() -> Iterator[None]:
         LOGGER.propagate = propagate
 
 
-def shows_bars() -> bool:
+def is_shown() -> bool:
+    """Whether progress bars and results are shown: at the command line, and where a program logs at level INFO."""
     return is_first_process() and LOGGER.isEnabledFor(logging.INFO)
+
+
+def print_result(result: RenderableType) -> None:
+    """Print a result of a run, such as a table, to standard output."""
+    if is_shown():
+        Console().print(result, highlight=False)
 
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[float | None], Callable[[float], None]]]:
     """Show a progress bar: `with progress_bar("Reading") as start: advance = start(total)`, then `advance(amount)`."""
     columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    console, hidden = Console(stderr=True), not shows_bars()
+    console, hidden = Console(stderr=True), not is_shown()
     with Progress(TextColumn("{task.description}"), *columns, console=console, disable=hidden) as progress:
 
         def start(total: float | None) -> Callable[[float], None]:
@@ -88,5 +95,5 @@ def progress_bar(title: str) -> Iterator[Callable[[float | None], Callable[[floa
 
 def open_with_bar(path: Path) -> AbstractContextManager[BinaryIO]:
     """Open a file for reading bytes, with a progress bar."""
-    console, hidden = Console(stderr=True), not shows_bars()
+    console, hidden = Console(stderr=True), not is_shown()
     return rich.progress.open(path, "rb", description=f"Reading {path.name}", console=console, disable=hidden)

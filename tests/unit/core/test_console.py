@@ -11,11 +11,12 @@ from zoo.core.console import LOGGER, note, progress_bar, terminal_output, warn, 
 
 PROGRAM = """
 import logging
-from zoo.core.console import note, progress_bar, warn, warn_panel
+from zoo.core.console import note, print_result, progress_bar, warn, warn_panel
 {setting}
 note("a note")
 warn("a warning")
 warn_panel("a title", "a panel")
+print_result("a result")
 with progress_bar("a bar") as bar:
     bar(1)(1)
 """
@@ -37,6 +38,7 @@ def test_programs_see_warnings_unless_they_configure_logging():
     assert seen('logging.getLogger("zoo").setLevel(logging.ERROR)') == ""
     shown = seen("logging.basicConfig(level=logging.INFO)")
     assert "INFO:zoo:a note\n" in shown
+    assert "a result\n" in shown
     assert "a bar" in shown
 
 
