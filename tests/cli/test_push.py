@@ -8,6 +8,7 @@ import yaml
 from safetensors.torch import load_file
 
 import zoo
+from tests.support.errors import raises
 from tests.support.hub import Hub
 from tests.unit.training.test_tagger import CONFIG, TEXTS, make
 from zoo.commands.main import main
@@ -96,6 +97,9 @@ def test_a_checkpoint_without_a_run(hub, ckpt, fails):
     assert tags(zoo.load(NAME)) == tags(zoo.load(ckpt))
     assert len(hub.asked) > calls
     _, commit = hub.files(NAME)
+    fails("serve", "--ckpt", NAME, "--learn", names=["--learn", NAME])
+    with raises(zoo.UserError, "model.safetensors"):
+        zoo.load(NAME).save(located(NAME))  # the cache of the hub stays as it is
     calls = len(hub.asked)
     zoo.load(f"{NAME}@{commit}")  # in the cache, and a commit never changes
     assert len(hub.asked) == calls

@@ -62,10 +62,16 @@ def serve(
     from zoo.service.options import ServiceOptions
     from zoo.service.running import run
     from zoo.training.hub_models import located
+    from zoo.training.model_folder import WEIGHTS
 
+    place = located(ckpt)
+    if learn and place.name == WEIGHTS:
+        raise UserError(
+            f"`learn` changes the checkpoint, and {ckpt} is a shared model: serve a checkpoint file of your own"
+        )
     run(
         ServiceOptions(
-            str(located(ckpt)),
+            str(place),
             host,
             port,
             workers,

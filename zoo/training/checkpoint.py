@@ -148,6 +148,8 @@ def check_target(path: str | Path) -> Path:
     target = Path(path).expanduser().resolve()
     if not target.parent.is_dir() or (target.exists() and not target.is_file()):
         raise UserError(f"cannot write {path}: not a file in an existing folder")
+    if target.name == WEIGHTS or Path(path).name == WEIGHTS:  # of a shared model, perhaps in the cache of the hub
+        raise UserError(f"cannot write {path}: {WEIGHTS} is the name of a shared model's weights; choose another name")
     return target
 
 
