@@ -9,6 +9,7 @@ from torch import Tensor
 from datamodules.batch import Targets
 from heads.base import Ranking
 from heads.tail.rankings import Metric, metric_sums, sort_by_score
+from zoo.core.exporting import is_exporting
 
 GRID = tuple(i / 20 for i in range(21))  # exponents to choose from
 EPSILON = 1e-12  # rounding differences between numbers of processes are below this
@@ -21,13 +22,16 @@ def by_propensity(ranking: Ranking, inverse: Tensor, power: float) -> Ranking:
     small x, and is f for a = 0.
     """
     ordered = sort_by_score(weighted(ranking, inverse, power), ranking.labels)
-    return as_probabilities(ordered, float(inverse.max()) ** power)
+    largest = inverse.max() if is_exporting() else float(inverse.max())
+    return as_probabilities(ordered, largest**power)
 
 
-def as_probabilities(ranking: Ranking, largest: float) -> Ranking:
+def as_probabilities(ranking: Ranking, largest: float | Tensor) -> Ranking:
     """Map sorted scores x, which are probabilities times factors up to R = `largest`, to 1 - (1 - x / R)^R."""
     scores = -torch.expm1(largest * torch.log1p(-(ranking.scores / largest).clamp(0, 1)))
-    return Ranking(scores.cummin(dim=1).values * (ranking.labels >= 0), ranking.labels)  # in order despite rounding
+    if not is_exporting():
+        scores = scores.cummin(dim=1).values  # in order despite rounding
+    return Ranking(scores * (ranking.labels >= 0), ranking.labels)
 
 
 def weighted(ranking: Ranking, inverse: Tensor, power: float) -> Tensor:
