@@ -46,7 +46,7 @@ def push(
         trust: module outside the zoo with classes that the checkpoint may use, such as my_heads; can be repeated.
 
     Examples:
-        zoo push runs/lsfa_reuters/2026-01-31_12-00-00 my-team/lsfa-reuters --licence apache-2.0
+        zoo push runs/lsfa_reuters/RUN my-team/lsfa-reuters --licence apache-2.0
         zoo push best.ckpt my-team/model --private
     """
     found = NAME.fullmatch(name)
