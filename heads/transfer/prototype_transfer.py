@@ -26,6 +26,7 @@ from heads.transfer.transfer_map import (
     label_pairs,
     solve_adam,
     solve_ridge,
+    unit_length,
 )
 from zoo.core.errors import MANY, UserError, check_low, check_range, check_width
 
@@ -161,8 +162,6 @@ class PrototypeTransfer(DenseHead):
     def pending(self) -> tuple[str, ...]:
         return ("transfer",) if len(self.tail_labels) and not self.is_ready else ()
 
-    # --- scores
-
     def unit(self, features: Features) -> Tensor:
         """Document vectors (batch, d'): W2 of Eq. 3, normalized, with the constant coordinate if there is a bias."""
         vectors: Tensor = self.project(features.pooled)
@@ -172,7 +171,7 @@ class PrototypeTransfer(DenseHead):
 
     def head_weights(self) -> Tensor:
         """Classifiers of the head labels, (l_head, d')."""
-        return self._unit_length(self.head) if self.normalize_head else self.head
+        return unit_length(self.head, self.hidden) if self.normalize_head else self.head
 
     def forward(self, features: Features) -> Tensor:
         unit = self.unit(features)
@@ -222,8 +221,6 @@ class PrototypeTransfer(DenseHead):
         documents = self.criterion.document_values(targets)
         loss = self.criterion.over_block(logits, targets.rows, columns, self.head_labels, None, documents)
         return {"loss": loss / len(logits)}
-
-    # --- documents of the stages
 
     def head_documents(self, targets: Targets, seed: int) -> Tensor:
         """Documents with a head label."""
@@ -283,11 +280,7 @@ class PrototypeTransfer(DenseHead):
         return log | {"map_error": missed / max(len(drawn) * float(classifiers.square().sum()), 1e-12)}
 
     def _renormalized(self, means: Tensor) -> Tensor:
-        return self._unit_length(means) if self.normalize else means
-
-    def _unit_length(self, vectors: Tensor) -> Tensor:
-        """Scale vectors (..., d') to unit length, except for the constant coordinate."""
-        return torch.cat([F.normalize(vectors[..., : self.hidden], dim=-1), vectors[..., self.hidden :]], dim=-1)
+        return unit_length(means, self.hidden) if self.normalize else means
 
     def _mixed(self, few: Tensor, heads: Tensor) -> tuple[Tensor, float]:
         """p_new of Eq. 10 for tail prototypes (z, d'), and the mean entropy of the attention."""

@@ -172,3 +172,8 @@ def attend(tail: Tensor, heads: Tensor, temperature: float, weight: float) -> tu
     """
     alpha = (tail @ heads.T / temperature).softmax(-1)
     return (1 - weight) * tail + weight * alpha @ heads, alpha
+
+
+def unit_length(vectors: Tensor, width: int) -> Tensor:
+    """Scale the first `width` coordinates of vectors (..., d') to unit length; a constant coordinate stays."""
+    return torch.cat([F.normalize(vectors[..., :width], dim=-1), vectors[..., width:]], dim=-1)
