@@ -58,7 +58,7 @@ def test_vectors_are_computed_once(embed, tmp_path):
     assert "documents/s" in first
     kept = folders(tmp_path)
     assert len(kept) == 2  # training and validation documents
-    again = embed("--windows=2")
+    again = embed("--windows=2", "--splits=train,val")
     assert "documents/s" not in again
     assert folders(tmp_path) == kept
     vectors = np.load(tmp_path / "out" / "train.npy")
@@ -102,7 +102,7 @@ def test_an_encoder_that_is_trained_has_other_vectors(embed, fit, corpus, bert, 
 @pytest.mark.parametrize(
     ("args", "names"),
     [
-        (["--splits=[training]"], ["--splits=training"]),
+        (["--splits=training"], ["--splits=training"]),
         (["--max_length=1000"], ["--max_length=1000", 128]),
         (["--windows=0"], ["--windows=0"]),
         (["--out=my.csv"], ["--out=my.csv"]),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from zoo.analysis.comparison import Comparison, compare_runs
 from zoo.analysis.sheets import to_csv, to_html, to_markdown, to_terminal
 from zoo.analysis.tables import comparison_sheets, pair_records, pair_sheet, records
-from zoo.commands.output import opened_output
+from zoo.commands.output import opened_output, split_names
 from zoo.core.console import note
 from zoo.core.errors import MAX_SEED, UserError, check_range
 from zoo.core.metrics import averaged_over_all
@@ -89,13 +89,6 @@ def with_all_labels(run: RunFolder) -> RunFolder:
     if run.labels is None:
         raise UserError(f"{run}: `absent=zero` needs {LABELS}, which this run does not have")
     return RunFolder(run.path, run.facts, averaged_over_all(run.metrics, run.label_documents))
-
-
-def split_names(option: str, value: str) -> list[str]:
-    names = [name.strip() for name in value.split(",") if name.strip()]
-    if not names:
-        raise UserError(f"`{option}` is empty: give names separated by commas")
-    return names
 
 
 def choose_format(format: Format | None, out: str | None) -> Format:

@@ -17,7 +17,7 @@ from datamodules.prepare.corpus import SPLITS, Corpus
 from datamodules.prepare.dense_vectors import BLOCK
 from datamodules.prepare.readers import Format
 from zoo.commands.find_corpus import find_corpus
-from zoo.commands.output import plain_console
+from zoo.commands.output import plain_console, split_names
 from zoo.core.console import note, progress_bar
 from zoo.core.errors import UserError, check_low
 from zoo.core.files import atomic_write
@@ -50,7 +50,7 @@ def embed(
     limit_train: int | None = None,
     val_fraction: float = 0.1,
     seed: int = 0,
-    splits: list[str] | None = None,
+    splits: str | None = None,
     batch_size: int = 64,
     out: str | None = None,
     text_column: str = "text",
@@ -75,7 +75,7 @@ def embed(
         limit_train: maximum number of training documents.
         val_fraction: share of the training documents to validate on, if the corpus has no validation split.
         seed: random seed of splits and limits.
-        splits: splits to embed (default: all of train, val and test).
+        splits: splits to embed, separated by commas (default: train,val,test).
         batch_size: number of documents that are encoded together.
         out: folder to write train.npy, val.npy and test.npy to.
         text_column: column of the text.
@@ -89,7 +89,8 @@ def embed(
         zoo data embed my.csv --encoder my_minilm/ --out vectors/
     """
     check_low(1, batch_size=batch_size, max_words_read=max_words_read)
-    if unknown := [split for split in splits or () if split not in SPLITS]:
+    chosen = SPLITS if splits is None else split_names("splits", splits)
+    if unknown := [split for split in chosen if split not in SPLITS]:
         raise UserError(f"`splits={unknown[0]}` is none of {', '.join(SPLITS)}")
     folder = None if out is None else output_folder(out)
     corpus = find_corpus(path, Format(text_column, label_column, id_column, label_sep))
@@ -104,7 +105,7 @@ def embed(
         backbone = Transformer(data.space, encoder, pooling=pooling, combine=combine)
         check_length(backbone, max_length)
     backbone = backbone.eval().to("cuda" if torch.cuda.is_available() else "cpu")
-    for split in splits or SPLITS:
+    for split in chosen:
         if len(data.prepared.rows(split)):
             vectors = embed_split(data, backbone, split)
             if folder is not None:

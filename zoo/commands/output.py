@@ -113,3 +113,11 @@ def write_errors(target: str) -> Iterator[None]:
             raise
         reason = error.strerror if isinstance(error, OSError) else None
         raise UserError(f"cannot write {target}: {reason or first_line(error)}") from error
+
+
+def split_names(option: str, value: str) -> list[str]:
+    """Names in a value such as `train,val`."""
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    if not names:
+        raise UserError(f"`{option}` is empty: give names separated by commas")
+    return names
