@@ -301,7 +301,7 @@ EMBEDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "windows-0": (["--windows=0"], ERROR),
     "windows-huge": (["--windows=999999999999"], ERROR),
     "batch-size-0": (["--batch_size=0"], ERROR),
-    "split-unknown": (["--splits=[dev]"], ERROR),
+    "split-unknown": (["--splits=dev"], ERROR),
     "out-is-a-file": (["--out=in.jsonl"], ERROR),
     "pooling-unknown": (["--pooling=max"], ERROR),
 }
