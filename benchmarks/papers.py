@@ -1,6 +1,6 @@
-"""The papers' methods at the papers' sizes: a queue of runs, which goes on where it was stopped.
+"""The papers' methods at the papers' sizes: a queue of runs that resumes where it was stopped.
 
-    python benchmarks/papers.py --minutes 150           # train; the same command goes on later
+    python benchmarks/papers.py --minutes 150           # train; the same command resumes
     python benchmarks/papers.py --ledger                # what is done, running and left, and what it cost
     python benchmarks/papers.py --only bills --jobs 2   # two runs at a time, one thread each
     python benchmarks/papers_pages.py                   # write the tables and figures of the docs from finished runs

@@ -1,4 +1,4 @@
-"""Start training from the weights of another checkpoint, as far as they match."""
+"""Start training from the weights of another checkpoint where names and shapes match."""
 
 from __future__ import annotations
 
