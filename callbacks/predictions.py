@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytorch_lightning as pl
+import torch
 from torch import Tensor
 
 from callbacks.transition import gather_objects
 from datamodules import TextDataModule
 from datamodules.batch import Batch, LabelSpace, Targets
 from heads import Ranking
-from zoo.core.metrics import MACRO_K, THRESHOLD
+from zoo.core.metrics import GROUPS, MACRO_K, THRESHOLD, label_groups
 from zoo.core.ragged import Lists
 from zoo.core.run_folder import RunFolder
 from zoo.training.module import ZooModule
@@ -26,9 +27,9 @@ BatchArrays = tuple[np.ndarray, ...]  # rows; sizes and values of truth; sizes, 
 class KeepPredictions(pl.Callback):
     """Writes the predictions of the final test to the run folder.
 
-    `predictions.parquet` has a row for each document: its row and id in the corpus, its true labels, and its best
-    five candidates and all others above the lower threshold, with scores. `labels.parquet` describes the label
-    indices.
+    `predictions.parquet` has a row for each document: its row and id in the corpus, its true labels, its best five
+    candidates among all labels and in each label group, and all others above the lower threshold, with scores.
+    `labels.parquet` describes the label indices.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,7 +46,9 @@ class KeepPredictions(pl.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         assert isinstance(pl_module, ZooModule)
-        kept = kept_candidates(outputs["ranking"], batch.targets, batch.rows, pl_module.threshold)
+        ranking: Ranking = outputs["ranking"]
+        groups = group_masks(pl_module.space).to(ranking.labels.device)
+        kept = kept_candidates(ranking, batch.targets, batch.rows, pl_module.threshold, groups)
         self.batches.append(kept)
 
     def on_validation_batch_end(
@@ -71,11 +74,20 @@ class KeepPredictions(pl.Callback):
         RunFolder(self.folder).write_predictions(prediction_table(batches, ids), label_table(space))
 
 
-def kept_candidates(ranking: Ranking, targets: Targets, rows: Tensor, threshold: float) -> BatchArrays:
+def group_masks(space: LabelSpace) -> Tensor:
+    """Labels of each group that metrics are reported for, (groups, labels)."""
+    groups = label_groups(np.array([*space.counts, *(0 for _ in space.unseen)]))
+    return torch.from_numpy(np.stack([groups[name] for name in GROUPS]))
+
+
+def kept_candidates(ranking: Ranking, targets: Targets, rows: Tensor, threshold: float, groups: Tensor) -> BatchArrays:
     """Select what is kept of a batch; repeated documents have row -1."""
     counted, labels, scores = rows >= 0, ranking.labels, ranking.scores
     chosen = scores >= min(THRESHOLD, threshold)
     chosen[:, :MACRO_K] = True
+    for members in groups:
+        member = members[labels.clamp_min(0)] & (labels >= 0)
+        chosen |= member & (member.cumsum(1) <= MACRO_K)
     chosen &= (labels >= 0) & counted[:, None]
     tensors = (
         rows[counted],

@@ -27,9 +27,9 @@ class DualEncoder(LabelTextHead):
     Two methods are settings of it, and share all that is not in their names:
 
     - DEXML (Gupta et al. 2024, "Dual-Encoders for Extreme Multi-Label Classification",
-      https://arxiv.org/abs/2310.10636): `loss: softmax`, with all labels as candidates (`random_negatives: null`).
+      https://arxiv.org/abs/2310.10636): `objective: softmax`, with all labels as candidates (`random_negatives: null`).
     - NGAME (Dahiya et al. 2023, "NGAME: Negative Mining-aware Mini-batching for Extreme Classification",
-      https://arxiv.org/abs/2207.04452): `loss: margin`, hard negatives (`own_negatives`), and then a stage that
+      https://arxiv.org/abs/2207.04452): `objective: margin`, hard negatives (`own_negatives`), and then a stage that
       trains classifier rows, which start at the vectors of the texts (`start_rows`).
 
     The candidate labels of a batch are the labels of all its documents, `random_negatives` others, and for each
@@ -45,7 +45,7 @@ class DualEncoder(LabelTextHead):
         label_encoder: encoder of label texts. Default: the backbone, shared with the documents.
         hidden: width of a linear projection of the vectors. Default: none with a shared encoder, else the backbone's.
         label_length: maximum number of tokens of a label text; the rest is truncated.
-        loss: `softmax` of DEXML or `margin` of NGAME.
+        objective: `softmax` of DEXML or `margin` of NGAME.
         temperature: of `softmax`.
         margin: of `margin`.
         hardest: number of negatives of a document that `margin` counts, those with the largest cosine. Default: all.
@@ -67,7 +67,7 @@ class DualEncoder(LabelTextHead):
         label_encoder: MakeBackbone | None = None,
         hidden: int | None = None,
         label_length: int = 32,
-        loss: Literal["softmax", "margin"] = "softmax",
+        objective: Literal["softmax", "margin"] = "softmax",
         temperature: float = 0.05,
         margin: float = 0.3,
         hardest: int | None = None,
@@ -94,7 +94,7 @@ class DualEncoder(LabelTextHead):
             )
         if siblings and not space.parents:
             raise UserError(f"`siblings={siblings}` needs parents in the label descriptions (`data.label_texts`)")
-        self.kind, self.temperature, self.margin, self.hardest = loss, temperature, margin, hardest
+        self.objective, self.temperature, self.margin, self.hardest = objective, temperature, margin, hardest
         self.positives, self.random_negatives, self.hard_negatives, self.siblings = (
             positives,
             random_negatives,
@@ -117,7 +117,7 @@ class DualEncoder(LabelTextHead):
         truth[known.rows[there], place[there]] = True
         cosines = self.document_vectors(features) @ self.vectors_of(labels).T
         with torch.autocast(cosines.device.type, enabled=False):
-            if self.kind == "softmax":
+            if self.objective == "softmax":
                 return {"loss": decoupled_softmax(cosines.float(), truth, self.temperature)}
             return {"loss": margin_loss(cosines.float(), truth, self.margin, self.hardest)}
 

@@ -65,7 +65,8 @@ def test_validate_reports_the_validation_documents(fit, tiny, capsys):
 
 def test_a_checkpoint_opens_with_weights_only(fit):
     checkpoint = torch.load(fit() / "checkpoints" / "last.ckpt", weights_only=True)
-    assert set(checkpoint["zoo"]) == {"format", "config", "backbone", "space", "tokenizer", "max_length", "windows"}
+    stored = {"format", "config", "backbone", "space", "tokenizer", "max_length", "windows", "calibration"}
+    assert set(checkpoint["zoo"]) == stored
 
 
 def test_a_resume_inside_an_epoch_sees_the_remaining_rows_only(fit, tmp_path):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 from rich.console import Console
 
-from callbacks.predictions import kept_candidates, label_table, prediction_table
+from callbacks.predictions import group_masks, kept_candidates, label_table, prediction_table
 from callbacks.run_report import tables
 from datamodules import Batch, Targets, TextDataModule
 from datamodules.batch import LabelSpace
@@ -122,7 +122,8 @@ def write_run(
         **dict(facts),
     }
     blocks = slices(len(targets))
-    kept = [kept_candidates(take(ranking, rows), targets.take(rows), rows, made.threshold) for rows in blocks]
+    groups = group_masks(first.space)
+    kept = [kept_candidates(take(ranking, rows), targets.take(rows), rows, made.threshold, groups) for rows in blocks]
     folder.write_config(yaml.safe_dump({"name": name, "members": every["members"]}))
     ids = list(first.data.prepared.rows(split).ids())
     folder.write_predictions(prediction_table(kept, ids), label_table(first.space))

@@ -119,8 +119,8 @@ def test_a_finished_run_is_only_tested_again(config, go, read_metrics):
 def test_a_killed_run_goes_on_in_its_folder_with_every_row_once_and_its_best_score(config, go, read_metrics):
     stages = """
   - {name: first, epochs: 1}
-  - {name: peak, epochs: 3}
-"""
+  - {name: peak, epochs: 3, optimizer: {class_path: Adam, init_args: {lr: 0.2}}}
+"""  # so high a rate overshoots: the best epoch is not the last
     path = config(stages)
     whole = go(path, name="whole")
     Recorder.batches.clear()

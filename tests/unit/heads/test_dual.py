@@ -94,7 +94,9 @@ def test_the_margin_loss_is_the_slow_loop(hardest):
     assert margin_loss(COSINES, IS_TRUE, 0.3, hardest).item() == pytest.approx(total / 4, rel=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{}, {"loss": "margin"}, {"random_negatives": 3, "siblings": 1, "positives": 1}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"objective": "margin"}, {"random_negatives": 3, "siblings": 1, "positives": 1}]
+)
 def test_the_loss_of_the_head_is_that_of_its_vectors(documents, settings):
     head, backbone = with_texts(documents, **settings)
     features = replace(backbone(documents), batch=documents)
@@ -109,7 +111,9 @@ def test_the_loss_of_the_head_is_that_of_its_vectors(documents, settings):
             for d in head.document_vectors(features)
         ]
     )
-    expected = margin_loss(cosines, truth, 0.3) if settings.get("loss") else decoupled_softmax(cosines, truth, 0.05)
+    expected = (
+        margin_loss(cosines, truth, 0.3) if settings.get("objective") else decoupled_softmax(cosines, truth, 0.05)
+    )
     assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
 
 
