@@ -13,7 +13,6 @@ in one process: N steps of each method in each of five rounds.
 from __future__ import annotations
 
 import argparse
-import pkgutil
 import re
 import statistics
 import time
@@ -30,6 +29,7 @@ from backbones import BiLSTM, PerLevel
 from datamodules import Batch, EurLex, Reuters, TextDataModule
 from heads import PLT, AttentionXML
 from heads.tree.plt import TreeSettings
+from zoo.commands.rerank import corpus_of
 from zoo.training.checkpoint import rebuild
 from zoo.training.module import ZooModule
 from zoo.training.ranking_metrics import RankingMetrics
@@ -99,8 +99,9 @@ def tested(folder: Path, weight: float) -> dict[str, float]:
     config = yaml.safe_load((folder / "config.yaml").read_text())
     if config["model"]["head"]["init_args"]["path_weight"] == weight:
         return {}
-    data = pkgutil.resolve_name(config["data"]["class_path"])(**config["data"]["init_args"])
-    module = rebuild(folder / "checkpoints" / "best.ckpt")
+    checkpoint = folder / "checkpoints" / "best.ckpt"
+    module = rebuild(checkpoint)
+    data = corpus_of(module, str(checkpoint), trust=())
     for tree in module.head.trees:
         tree.path_weight = weight
     metrics = RankingMetrics(module.space)
